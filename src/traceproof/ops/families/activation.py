@@ -1,4 +1,4 @@
-"""What stands between two projections: gated activations, and the causal convolution with SiLU."""
+"""Operations between two projections: gated activations, and the causal convolution with SiLU."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ SILU, GELU, TANH = "silu", "gelu", "gelu_tanh"
 
 
 def activation_of(definition: Definition) -> str | None:
-    """`silu`, `gelu` (by the error function) or `gelu_tanh`; None: nobody states it."""
+    """`silu`, `gelu` (by the error function) or `gelu_tanh`; None if nothing states it."""
     found = definition.constants.get("activation")
     return found if isinstance(found, str) else None
 
 
 def silu(gate: torch.Tensor) -> torch.Tensor:
-    """The gate times its sigmoid."""
+    """`gate * sigmoid(gate)`."""
     return gate / (1 + torch.exp(-gate))
 
 
 def gelu(gate: torch.Tensor) -> torch.Tensor:
-    """By the error function."""
+    """Gelu by the error function: `gate / 2 * (1 + erf(gate / sqrt(2)))`."""
     return gate / 2 * (1 + torch.erf(gate / math.sqrt(2)))
 
 
 def gelu_tanh(gate: torch.Tensor) -> torch.Tensor:
-    """The same, nearly, by the hyperbolic tangent."""
+    """Gelu's approximation by the hyperbolic tangent."""
     inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
     return gate / 2 * (1 + torch.tanh(inner))
 
 
 ACTIVATIONS: Mapping[str, Part] = {SILU: silu, GELU: gelu, TANH: gelu_tanh}
-Mix = Callable[["torch.Tensor", "torch.Tensor", Part], "torch.Tensor"]  # gate, the other half, the activation
+Mix = Callable[["torch.Tensor", "torch.Tensor", Part], "torch.Tensor"]  # (gate, other half, activation) -> output
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, act: Part) -> torch.Tensor:
-    """The activated gate times the other half."""
+    """`act(gate) * up`."""
     return act(gate) * up
 
 
 def activation(wide: Wide, *, mix: Mix = gated, kind: str = "", pairs: bool = False) -> Tensors:
-    """`act(x[:, :d]) * x[:, d:]`: the gate is the first half of a row; which function it is, is a constant."""
+    """`act(x[:, :d]) * x[:, d:]` for x [n, 2 d]; a constant of the definition says which activation."""
     x = wide["input"]
     gate, up = (x[:, ::2], x[:, 1::2]) if pairs else x.chunk(2, -1)
     return {"output": mix(gate, up, ACTIVATIONS[kind or str(activation_of(wide.definition))])}
 
 
 def halving(definition: Definition) -> str | None:
-    """Why rows do not halve, or have no function of the three; None: they do and have."""
+    """The reason why rows have no two halves, or the activation is unknown; None if both are fine."""
     shapes = [spec.shape or ("", "") for spec in (*definition.inputs.values(), *definition.outputs.values())]
     wide, narrow = (definition.const_axes.get(shape[1]) for shape in shapes)
     if wide is None or narrow is None or wide != 2 * narrow:
@@ -74,7 +74,7 @@ def halving(definition: Definition) -> str | None:
 
 
 def gates_moved(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Normal data; `offset` moves the gates alone."""
+    """Draw normal rows; `offset` is added to the gates (the first half) alone."""
     scale = float(wanted.params.get("scale", 1.0))
     value = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=scale)
     if "offset" in wanted.params:
@@ -83,12 +83,12 @@ def gates_moved(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def other_than(kind: str) -> Mutant:
-    """Another activation than the definition's."""
+    """A mutant with the activation `kind`, for definitions of another one."""
     return Mutant(f"{kind} instead", applies=lambda wide: activation_of(wide.definition) != kind, kind=kind)
 
 
 def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Gates of 64 to 128, which an activation leaves as they are, beside numbers of all bits."""
+    """Draw gates in [64, 128), for which act(gate) is gate, and other halves with all bits of the dtype."""
     gate, up = full(0)(draw, wanted).chunk(2, -1)
     return torch.cat([gate.abs() * 2 * SURE, up], -1)
 
@@ -122,9 +122,9 @@ ACTIVATION = Op(
     draws={"input": gates_moved},
     lossless=lambda _: {"input": exact_halves},
     adversarial={
-        "large": {"scale": 8.0},  # gates far out, where an activation saturates
+        "large": {"scale": 8.0},  # gates at which an activation saturates
         "tiny": {"scale": 1e-3},
-        # The two forms of gelu lie farthest apart two to three to either side, where a gate rarely is.
+        # The two forms of gelu differ most at gates of 2 to 3 of either sign, which are rare.
         "shoulder": {"scale": 0.25, "offset": -2.25},
     },
     gates={"output": Close()},
@@ -146,7 +146,7 @@ FORMS_OF_GELU = {GELU: "none", TANH: "tanh"}
 
 
 def is_kind(*kinds: str) -> Callable[[Definition], bool]:
-    """Whether a definition has one of these activations."""
+    """Return a test whether a definition has one of these activations."""
     return lambda definition: activation_of(definition) in kinds
 
 
@@ -164,7 +164,7 @@ for _source, _places, _packages in (("flashinfer", IN_FLASHINFER, ()), ("sglang"
 @ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, rows=None, accepts=is_kind(SILU))
 @ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, rows=None, accepts=is_kind(GELU, TANH))
 def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, as kernels compute."""
+    """Compute in float32, as kernels do."""
     [act], (gate, up) = api.values(), inputs["input"].float().chunk(2, -1)
     form = (
         {} if activation_of(definition) == SILU else {"approximate": FORMS_OF_GELU[str(activation_of(definition))]}
@@ -172,7 +172,7 @@ def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": (act(gate, **form) * up).to(dtype_of(definition.outputs["output"]))}
 
 
-# Activations of SGLang without a gate; a config names them by their function.
+# SGLang's activations without a gate, which have no op_type; models name them by their function.
 UNGATED = ("ReLU2", "NewGELU", "QuickGELU", "XIELU", "GELU", "ReLU", "SiLU", "GeluAndMulSparse")
 TEXTS = {
     SILU: "torch.nn.functional.silu(gate)",
@@ -182,7 +182,7 @@ TEXTS = {
 
 
 def read_gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    """The function, and its width: that of each half of the projection which its holder has."""
+    """The function and the width of its half, read from the only projection of two equal halves in `parent`."""
     by_form = {form: kind for kind, form in FORMS_OF_GELU.items()}
     beside = parent.children() if parent is not None else ()
     parts: list[list[int]] = [list(getattr(one, "output_partition_sizes", ())) for one in beside]
@@ -194,7 +194,7 @@ def read_gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's ob
 
 
 def activation_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
-    """The call that an activation of a model makes, or why it has no op_type."""
+    """The call that an activation of a model makes, or the reason why there is none."""
     if not module.facts:
         return f"activation {module.class_name} without a gate: no op_type"
     if module.facts["width"] is None:
@@ -203,7 +203,7 @@ def activation_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
 
 
 def activation_drafts(call: KernelCall, _: Choice) -> list[Draft]:
-    """One activation over halves of `hidden` channels on one rank."""
+    """Draft of one activation over halves of `hidden` channels (per GPU)."""
     kind, hidden = call["kind_of"], call["hidden"]
     values = {"kind": kind, "activation": TEXTS[kind], "hidden": hidden, "both": 2 * hidden}
     return [draft(ACTIVATION.op_type, "and_mul", values)]
@@ -237,8 +237,8 @@ def conv(
 ) -> Tensors:
     """`silu(sum_j weight[j] x[t - width + 1 + j] + bias)` per channel over sequences [b c l].
 
-    Or one element [b c] after the last ones of its sequence, which a state [b c w] holds, the oldest first.
-    `shift`: so many elements of the future are seen.
+    With `conv_state` [b c w], the latest elements with the oldest first, x is one element [b c] that follows them,
+    and `new_state` is returned too. Mutants: `shift` elements of the future are seen; the state is not `moved`.
     """
     x, weights, found = wide["x"], weight(wide["weight"]), Tensors()
     added = wide["bias"] if bias and "bias" in wide else torch.zeros_like(weights[:, 0])
@@ -256,12 +256,12 @@ def conv(
 
 
 def steps(wide: Wide) -> bool:
-    """Whether it is a step with a state."""
+    """Whether the input is one element with a state."""
     return "conv_state" in wide
 
 
 def keep(weight: torch.Tensor, *, oldest: bool) -> torch.Tensor:
-    """The weights less the oldest element's, or the newest one's."""
+    """Mutants' weights [c w] with one tap set to 0: the newest one if `oldest`, else the oldest one."""
     places = torch.arange(weight.shape[1])
     return weight * ((places if not oldest else places.flip(0)) > 0)
 
@@ -273,10 +273,10 @@ CAUSAL_CONV1D = Op(
     family="convolution",
     sizes={"l": (5, 1, 33, 4, 70)},
     data=("x", "conv_state"),
-    # not of weights, which meet the zeros before a sequence or nothing
+    # Not weights, which may meet the zeros before a sequence, or nothing.
     unusual={**dict.fromkeys(("nan", "inf"), ("x", "bias")), **dict.fromkeys(("large", "small"), ())},
     lossless=lambda _: {
-        **dict.fromkeys(("x", "conv_state"), full(8, signed=False)),  # so that each sum is beyond 64
+        **dict.fromkeys(("x", "conv_state"), full(8, signed=False)),  # so that each sum exceeds 64
         "weight": full(1, most=4, signed=False),
         "bias": full(6, most=8, signed=False),
     },
@@ -309,7 +309,7 @@ WITH_SILU = True
     sm=SM80,
 )
 def _sglang_step(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """In place: the row becomes the output; its state keeps the last elements but one."""
+    """The call works in place: x becomes the output. Its state has only the last width - 1 elements."""
     output, state, bias = inputs["x"].clone(), inputs["conv_state"], inputs.get("bias")
     kept = state[..., 1:].contiguous()
     api[CONV_UPDATE](output.unsqueeze(-1), kept, inputs["weight"], bias, WITH_SILU, None, None, -1)
@@ -320,7 +320,7 @@ def _sglang_step(api: Api, _: Definition, inputs: Given) -> Outputs:
     "torch", "functional.conv1d", TORCH_CONV, TORCH_SILU, serves="x weight [bias] -> output", rows=None
 )
 def _pytorch_conv(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, as kernels compute."""
+    """Compute in float32, as kernels do."""
     x, weight, bias = inputs["x"].float(), inputs["weight"].float(), inputs.get("bias")
     bias = None if bias is None else bias.float()
     total = api[TORCH_CONV](x, weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight))
@@ -329,7 +329,7 @@ def _pytorch_conv(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 def conv_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
-    """The call that a causal convolution makes, or why no form can say it; None: it is a projection."""
+    """The call of a causal convolution, or the reason why there is none; None for another projection."""
     facts = module.facts
     if not facts["conv"]:
         return None
@@ -339,7 +339,7 @@ def conv_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
 
 
 def conv_drafts(call: KernelCall, _: Choice) -> list[Draft]:
-    """Whole sequences, and one token behind a state."""
+    """Drafts of whole sequences, and of one token after a state."""
     biased = bool(call["bias"])
     texts = {"added": " + bias[:, None].to(torch.float32)", "shifted": " + bias.to(torch.float32)"}
     values = {**dict(call.facts), **{name: text * biased for name, text in texts.items()}}

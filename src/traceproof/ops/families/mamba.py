@@ -1,4 +1,4 @@
-"""Mamba2's selective state update: one decode step of a state space model, states picked out of a cache."""
+"""Mamba2's recurrence: one decode step with states in a cache, whole sequences in chunks, and one step alone."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from traceproof.ops.gates import (
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.op import SIZES, Op
 
-PAD = -1  # in state_batch_indices: no state, none is written
+PAD = -1  # in state_batch_indices: the row has no slot, and no state is written
 
 
 def step(wide: Wide) -> Tensors:
-    """`state' = state * exp(dt A) + dt B x` and `y = C . state' + D x`, with `dt = softplus(dt + dt_bias)`.
+    """`state' = state * exp(dt A) + dt B x`, `output = C . state' + D x`, with `dt = softplus(dt + dt_bias)`.
 
-    Heads share B and C in groups of consecutive heads. Slots that no row names stay as they are. A row whose index
-    is -1 has no slot: it starts from a zero state, and its state is dropped.
+    x is [rows, heads, p], a head's state [p, n]; consecutive heads share B and C. Slots that no row names stay.
+    A row whose index is -1 has no slot: it starts from a zero state, and its state is dropped.
     """
     cache, x, index = wide["state"], wide["x"], wide["state_batch_indices"].to(torch.int64)
     b, c = (wide[name].repeat_interleave(x.shape[1] // wide[name].shape[1], dim=1) for name in ("B", "C"))
@@ -58,7 +58,7 @@ def step(wide: Wide) -> Tensors:
 
 
 def grouped(definition: Definition) -> str | None:
-    """Why it is no step: an output is missing, or heads are not in groups."""
+    """The reason why a definition is no such step: heads are not in groups, an output is missing; or None."""
     heads, groups = dim(definition, "x", 1), dim(definition, "B", 1)
     if not heads or not groups or heads % groups:
         return f"{heads} heads do not divide into the groups, {groups}"
@@ -66,7 +66,7 @@ def grouped(definition: Definition) -> str | None:
 
 
 def vectors(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Normal values; of an outlier, a channel of x and one of the state's of B and C."""
+    """Draw normal values; for an outlier, one channel of x, and one channel of the state in B and C, is large."""
     kind = wanted.params.get("kind")
     made = draw.normal(wanted.name, wanted.shape, scale=1e-3 if kind == "tiny" else 1.0)
     if kind == "outlier" and wanted.name in "xBC":
@@ -76,9 +76,9 @@ def vectors(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """One value per head, spread over the other axes: kernels read but one.
+    """Draw one value per head and repeat it over the other axes, since kernels read only the first.
 
-    In the range that Mamba-2 initialises them to: A in -[1, 16], softplus(dt_bias) in [1e-3, 0.1].
+    Ranges are Mamba-2's initial ones: A in -[1, 16], softplus(dt_bias) in [1e-3, 0.1].
     """
     rows, heads, _ = wanted.shape_of("dt")
     made = {
@@ -87,7 +87,8 @@ def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
         "D": lambda: draw.normal("D", (heads,)),
         "dt_bias": lambda: draw.uniform("dt_bias", (heads,), low=-6.9, high=-2.25),
     }[wanted.name]()
-    # Softplus: 6e-6; nearly its argument, short of exp's overflow guard at 20; and beyond that.
+    # Softplus of it is 6e-6; nearly its argument, below exp's overflow guard at 20; and the argument itself above
+    # that.
     bias = {"slow": -12.0, "long": 8.0, "saturated": 25.0}.get(str(wanted.params.get("kind")))
     if bias is not None and wanted.name == "dt_bias":
         made = torch.full((heads,), bias, device=draw.device)
@@ -96,7 +97,7 @@ def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct slots in no order, with gaps; PAD in the rows that the case names."""
+    """Draw distinct slots in no order, with gaps; PAD in the rows that the case's params name."""
     host = HostDraw(definition=wanted.definition.name, case=wanted.case.id, seed=wanted.case.seed)
     count, rows = wanted.shape_of("state")[0], wanted.shape_of("x")[0]
     ends = boundaries(count) if UNUSUAL in wanted.params and rows == BOUNDARY_ROWS else []
@@ -107,10 +108,10 @@ def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 class MambaSsu(Op):
-    """Rows in a cache with slots to spare."""
+    """The decode step on rows of a cache that has more slots than rows."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-        """The specification's batches; padding rows; slow and saturated gates."""
+        """Ordinary batches, none, one, rows without a slot, adversarial values and step sizes."""
         for name, rows in ((f"{size}-{at}", rows) for size in sizes for at, rows in enumerate(SIZES[size])):
             yield self.case(definition, name, {"b": rows, "s": rows + rows // 2 + 3}, seed)
         yield self.case(definition, "edge-empty", {"b": 0, "s": 2}, seed)
@@ -120,21 +121,21 @@ class MambaSsu(Op):
             yield self.case(definition, f"adversarial-{kind}", {"b": 3, "s": 5}, seed, {"kind": kind})
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """One channel of the state decides an output; slots are the first, the last, and beside tiles' borders."""
+        """One channel of the state decides an output; slots are the first, the last, those at tiles' borders."""
         plain = self.case(definition, "", {"b": BOUNDARY_ROWS, "s": BOUNDARY_ROWS + 4}, seed, {})
         yield at_boundaries(plain.axes, ["C"], seed)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """Five rows in a cache of which half the slots in use lie far away."""
+        """Five rows in an enlarged cache, in which half of their slots have far addresses."""
         params = {far.SIZE: self.enlarged(definition).size(definition, 6)}
         yield self.case(definition, "stress-far", {"b": 5, "s": 6}, seed, params)
 
     def enlarged(self, definition: Definition) -> Far:
-        """The cache of states."""
+        """The axis of slots in the cache of states, which is enlarged for far addresses."""
         return Far(axis=self.form(definition).axes(definition)["s"], slots=("state_batch_indices",), copies=1)
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """All tensors once as stored, the cache four times more in float64, the rows' states thrice."""
+        """Bytes of a case: the default, and 24 (three float64 numbers) per cell of the cache."""
         total = super().memory(definition, case)
         return total + 24 * math.prod(definition.shape_of(definition.inputs["state"], case.axes) or ())
 
@@ -162,8 +163,8 @@ MAMBA_SSU = MambaSsu(
         **dict.fromkeys(("dt", "A", "D", "dt_bias"), per_head),
         "state_batch_indices": slots,
     },
-    # Products in float32, one rounding when stored; a float32 state feels hardware exponentials.
-    # Nothing decays, and the softplus of 64 is 64: sums of whole numbers below 2^24.
+    # Products are in float32, with one rounding at storing; float32 states show errors of hardware exponentials.
+    # Lossless values: nothing decays, and the softplus of 64 is 64, so that sums are whole numbers below 2^24.
     lossless=lambda _: {
         "state": whole(127),
         **dict.fromkeys(("x", "D"), whole(15)),
@@ -186,10 +187,10 @@ MAMBA_SSU = MambaSsu(
     ),
 )
 
-# The same recurrence over whole sequences, in chunks: `mamba_ssd_combined`; a row in a state of its own: `mamba`.
+# The same recurrence over whole sequences, in chunks: `mamba_ssd_combined`; a step with a state per row: `mamba`.
 
 CHUNK = 128  # tokens that kernels take at a time
-# Rows and chunks of each; of packed sequences, their lengths in one row of so many chunks.
+# Per case (rows, chunks of each row); for packed sequences, one row of so many chunks.
 SCANS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "small": ((1, 1), (2, 1)),
     "medium": ((2, 1), (1, 2)),
@@ -199,7 +200,7 @@ CHUNKED = "chunked kernels round the operands of several products in bfloat16, t
 
 
 def step_size(wide: Wide, *, growth: Part | None = None) -> torch.Tensor:
-    """Dt with its bias, through a softplus if that is asked for, and not below zero."""
+    """`dt + dt_bias` (if given), through softplus if `dt_softplus` is set; another `growth` is a mutant's."""
     dt = wide["dt"] + wide["dt_bias"] if "dt_bias" in wide else wide["dt"]
     if wide.values.get("dt_softplus"):
         dt = (growth or (softplus if wide.dtype == torch.float64 else plain_softplus))(dt)
@@ -207,16 +208,16 @@ def step_size(wide: Wide, *, growth: Part | None = None) -> torch.Tensor:
 
 
 def gated(wide: Wide, y: torch.Tensor) -> torch.Tensor:
-    """Y times the SiLU of z, if there is one."""
+    """`y * silu(z)`; y unchanged if there is no z."""
     return y * wide["z"] * sigmoid(wide["z"]) if "z" in wide else y
 
 
 def scan(wide: Wide, *, growth: Part | None = None, carried: Part = same) -> Tensors:
-    """`state' = state * exp(dt A) + dt x B` and `y = C . state' + D x`, token by token; then y times silu(z).
+    """`state' = state * exp(dt A) + dt x B`, `y = C . state' + D x` token by token; `out_out = y * silu(z)`.
 
-    A row begins with its initial state, or zeros; of packed sequences, each begins with its own. Kernels put
-    products of a chunk on tensor cores: in float32 the state and dt x are rounded to bfloat16 as they enter one,
-    the state that is carried on is not.
+    A row, or a packed sequence (`seq_idx`), begins with its initial state, or zeros. Kernels compute a chunk's
+    products on tensor cores, so the float32 baseline rounds the state and dt x to bfloat16 as they enter one, but
+    not the state that is carried on.
     """
     x, dt = wide["x"], step_size(wide, growth=growth).clamp_min(0)
     rows, tokens, heads, width = x.shape
@@ -248,7 +249,7 @@ def scan(wide: Wide, *, growth: Part | None = None, carried: Part = same) -> Ten
 
 
 def alone(wide: Wide, *, growth: Part | None = None) -> Tensors:
-    """One step of rows [b d], each in a state [d n] of its own, which is written to."""
+    """One step of rows [b d], each with a separate state [d n], which the call overwrites: `out` and `state`."""
     x, dt = wide["x"], step_size(wide, growth=growth)
     state = wide["state"] * torch.exp(dt[..., None] * wide["A"]) + (dt * x)[..., None] * wide["B"][:, None]
     y = (state * wide["C"][:, None]).sum(-1) + wide["D"] * x
@@ -256,9 +257,9 @@ def alone(wide: Wide, *, growth: Part | None = None) -> Tensors:
 
 
 def packed_lengths(params: Mapping[str, Any], tokens: int, later: Sequence[int] = ()) -> list[int]:
-    """Tokens of packed sequences: a few, then about equal parts; `later`: which of them begin one token later.
+    """Tokens per packed sequence: cut at `cuts`, each cut one token later where `later` is 1.
 
-    None begins with a chunk, so that there are as many pieces of chunks either way.
+    No cut falls on a chunk's border, so that the number of pieces of chunks is the same with `later`.
     """
     cuts = [one for one in params.get("cuts", (3, 130, 200)) if one < tokens - 1 and 0 < one % CHUNK < CHUNK - 1]
     cuts = [cut + more for cut, more in zip(cuts, later or [0] * len(cuts), strict=False)]
@@ -266,7 +267,7 @@ def packed_lengths(params: Mapping[str, Any], tokens: int, later: Sequence[int] 
 
 
 def packing(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """The sequence of each token; the chunk of each piece of a sequence, and where in it the piece begins."""
+    """seq_idx [1, tokens]; or per piece (split at chunks and sequences) its chunk, or its offset in that."""
     tokens = wanted.shape_of("x")[1]
     later = draw.integers("cuts", (tokens,), torch.int64, low=0, high=2)
     lengths = packed_lengths(wanted.params, tokens, later.tolist())
@@ -280,7 +281,7 @@ def packing(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def scanned(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Data as of one step, gates of each head in the range that Mamba-2 initialises them to."""
+    """Draw normal data, with A and dt_bias per head in the range that Mamba-2 initialises them to."""
     kind, name = wanted.params.get("kind"), wanted.name
     low, high = {"A": (-16.0, -1.0), "dt_bias": (-6.9, -2.25)}.get(name, (0.0, 0.0))
     if low:
@@ -294,7 +295,7 @@ def scanned(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 class Combined(Op):
-    """Rows of whole chunks, or packed sequences in one row."""
+    """Whole sequences: rows of whole chunks, or packed sequences in one row."""
 
     def _scan(self, definition: Definition, name: str, rows: int, chunks: int, seed: int, **params: Any) -> Case:  # noqa: ANN401
         tokens, packs = chunks * CHUNK, "seq_idx" in definition.inputs
@@ -305,7 +306,7 @@ class Combined(Op):
         return self.case(definition, name, sizes, seed, params)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-        """One chunk and several; slow and long gates; no initial state."""
+        """Ordinary rows and chunks, adversarial values and step sizes, no initial state, no softplus."""
         for size in sizes:
             for at, (rows, chunks) in enumerate(SCANS[size]):
                 yield self._scan(definition, f"{size}-{at}", rows, chunks, seed)
@@ -316,18 +317,18 @@ class Combined(Op):
             yield self._scan(definition, "edge-linear", 1, 1, seed, kind="long", linear=True)
 
     def single(self, definition: Definition) -> frozenset[str]:
-        """Packed sequences lie in one row."""
+        """Axes that stay 1: the rows, if sequences are packed in one."""
         return frozenset((definition.inputs["x"].shape or ())[:1] if "seq_idx" in definition.inputs else ())
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many rows, or packed sequences; or one of so many tokens, to whole chunks."""
+        """A case of `count` rows or packed sequences; with `long` of one of `count` tokens, in whole chunks."""
         chunks = -(-count // CHUNK) + 1 if long or "seq_idx" in definition.inputs else 1
         cuts = () if long else tuple(range(3, 3 * count, 3))
         found = self._scan(definition, case.id, 1 if long else count, chunks, case.seed, cuts=cuts)
         return replace(found, size=case.size)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Optional storage is not given, nor states in the case without."""
+        """Drawn inputs without optional storage, and without states or softplus if the case says so."""
         values = super().inputs(definition, case, draw)
         for name in {*values} & {"dt_softplus", "return_final_states"}:
             values[name] = name != "dt_softplus" or "linear" not in case.params
@@ -337,12 +338,12 @@ class Combined(Op):
         return values | dict.fromkeys({*left} & {*values})
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """Long sequences, as they come and where nothing is forgotten."""
+        """Long sequences, with ordinary step sizes and with ones so small that hardly anything decays."""
         yield self._scan(definition, "stress-long", 1, 16, seed)
         yield self._scan(definition, "stress-long-slow", 1, 16, seed, kind="slow")
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """All tensors, what each token adds twice more in float64, and the states of a token six times."""
+        """Bytes: all tensors, two float64 numbers per element of x, and six states of a token in float64."""
         rows, tokens, *cells = definition.shape_of(definition.inputs["x"], case.axes) or ()
         each = rows * math.prod(cells)
         return super().memory(definition, case) + 16 * each * tokens + 48 * each * (dim(definition, "B", 3) or 1)
@@ -421,16 +422,16 @@ MAMBA_SSD_COMBINED.called(
 
 
 class Stepped(Op):
-    """A step that writes to its state."""
+    """One step of rows, each with a separate state that the call overwrites."""
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
-        """No softplus in the case without."""
+        """An input's value, with dt_softplus off in the case named linear."""
         if name == "dt_softplus" and "linear" in case.params:
             return 0
         return super().value(definition, name, spec, case, draw)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """One channel of the state decides an output."""
+        """A case in which one channel of the state decides an output."""
         axes = dict.fromkeys(definition.var_axes, BOUNDARY_ROWS)
         yield at_boundaries(axes, ["C"], seed)
 
@@ -446,13 +447,13 @@ MAMBA = Stepped(
     lossless=lambda _: {
         "state": whole(127),
         **dict.fromkeys(("x", "B", "C"), whole(3)),
-        "D": whole(4095),  # more bits than the output's
+        "D": whole(4095),  # more bits than the output has
         **dict.fromkeys(("dt", "z"), SURE),
         **dict.fromkeys(("A", "dt_bias"), 0.0),
     },
     adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")}
     | {"linear": {"kind": "long", "linear": True}},
-    # Of the 67 times that 16 tokens may lose, one loses 4.2; SGLang's kernel has 2.6 at most (H200, 18 cases).
+    # A state may lose 67 times the baseline's error in 16 tokens, 4.2 in one; SGLang's has 2.6 (H200, 18 cases).
     wide_gate=replace(FAST_STATE, factor=8.0, reference_factor=2.0),
     writes=("state",),
     apart=False,
@@ -465,14 +466,14 @@ UPDATE = "mamba.selective_state_update", "mamba"
 
 
 def written_for(definition: Definition) -> bool:
-    """Whether the state has the widths that FlashInfer's kernels are written for."""
+    """Whether the state has sizes that FlashInfer's kernels are written for."""
     return dim(definition, "state", -2) in {64, 128} and dim(definition, "state", -1) in {64, 128, 256}
 
 
 @MAMBA.truth("flashinfer", *UPDATE, rows=None, accepts=written_for, sm=SM80)
 @MAMBA.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
 def _alone(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """On a copy of the state."""
+    """Pass a copy of the state, since the call writes to it."""
     given = {name: value for name, value in inputs.items() if value is not None}
     state = inputs["state"].clone()
     softplus_on = bool(given.pop("dt_softplus", 0))
@@ -482,13 +483,13 @@ def _alone(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 def packed(x: torch.Tensor, keep: int) -> torch.Tensor:
-    """The first `keep` axes packed, the others with stride 0: kernels tell by it that a value is one per head."""
+    """A view of x that stores its first `keep` axes and repeats over the rest (stride 0), as kernels require."""
     first = x[(slice(None),) * keep + (0,) * (x.dim() - keep)].contiguous()
     return first.view(first.shape + (1,) * (x.dim() - keep)).expand(x.shape)
 
 
 def gen_mamba(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
-    """One token per row, no scaled states or stochastic rounding; the last two dtypes are its defaults."""
+    """FlashInfer's module for these dtypes and sizes: one token per row, no scaling, no stochastic rounding."""
     names = ("state", "x", "dt", "A", "state_batch_indices")
     kinds = [str(dtype_of(definition.inputs[name])) for name in names]
     sizes = (dim(definition, "state", 2), dim(definition, "state", 3))
@@ -499,7 +500,7 @@ def gen_mamba(definition: Definition, capability: tuple[int, int]) -> tuple[Modu
 @MAMBA_SSU.truth("flashinfer", *UPDATE, rows=None, accepts=written_for, modules=gen_mamba, sm=SM80)
 @MAMBA_SSU.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
 def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """One step on a copy of the cache. A padding row is not written, so the output starts as zeros."""
+    """Pass a copy of the cache; the output starts as zeros, since the call does not write rows without a slot."""
     cache, x = inputs["state"].clone(), inputs["x"]
     output = torch.zeros_like(x)
     if x.shape[0]:
@@ -520,7 +521,7 @@ SMALL_CELLS = 1 << 16
 
 
 def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    """Facts of a Mamba mixer."""
+    """Heads, head size, state size and groups of one of SGLang's Mamba mixers."""
     heads, width, state = module.A.shape[0], module.head_dim, module.ssm_state_size
     channels = module.conv1d.weight.shape[0]  # x, B and C go through the convolution together
     sizes = (heads, width, state, (channels - heads * width) // (2 * state))
@@ -528,9 +529,9 @@ def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's o
 
 
 def mamba_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    """One token per sequence, states in the slots of a cache."""
+    """Draft of one decode step: one token per sequence, states in the slots of a cache."""
     heads, width, state, groups = (call[name] for name in FACTS)
-    # The small form keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
+    # The scaled-down one keeps how many heads share a group; a real slot has a million cells: seconds in float64.
     small = dict(zip(FACTS, (2 * heads // groups, 8, 16, 2), strict=True))
     name = "mamba_ssu_decode"
     scaled_down = draft(MAMBA_SSU.op_type, name, small) if heads * width * state > SMALL_CELLS else None
@@ -538,7 +539,7 @@ def mamba_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
 
 
 def mamba_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """A mixer of transformers' model in the terms of a call."""
+    """Heads and groups (per GPU), head size and state size of transformers' mixer, named as a call's."""
     ranks = {"heads": evidence.parallel.attention, "groups": evidence.parallel.attention}
     return {name: facts.get(name, 0) // ranks.get(name, 1) for name in FACTS}
 

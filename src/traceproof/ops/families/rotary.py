@@ -1,4 +1,4 @@
-"""Rotary position embedding: q and k rotated by the cosines and sines that a cache holds for each position."""
+"""Rotary position embedding: q and k rotated by angles of their positions, from a cache or computed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 from traceproof.stacks.sglang import KERNELS
 
-Turn = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]  # cosines and sines
-Places = Callable[["torch.Tensor", int], "torch.Tensor"]  # positions and how many there are -> positions
+Turn = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]  # of (cos, sin)
+Places = Callable[["torch.Tensor", int], "torch.Tensor"]  # (positions, size of the cache) -> positions
 TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}
-HEADS = ((8, 2), (4, 4))  # of queries and of keys: shared, equal
+HEADS = ((8, 2), (4, 4))  # (heads of q, heads of k): shared, equal
 POSITIONS = {"small": 64, "medium": 1024, "large": 8192}
-GRID = 1 << 12  # steps of the tangent of half an angle
+GRID = 1 << 12  # t = tan(angle / 2) is drawn as a multiple of 1 / GRID
 
 
 def pairs_halves(definition: Definition) -> bool:
@@ -39,7 +39,7 @@ def pairs_halves(definition: Definition) -> bool:
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, halves: bool) -> torch.Tensor:
-    """Pairs of channels turned: i and i + n, or neighbours; those beyond 2 n stay."""
+    """Rotate n pairs of channels of x [.., d]: i with i + n, or neighbours; channels from 2 n on stay."""
     channel, count = torch.arange(cos.shape[-1], device=x.device), cos.shape[-1]
     first, second = (channel, channel + count) if halves else (2 * channel, 2 * channel + 1)
     out = x.clone()
@@ -57,9 +57,10 @@ def rotate(
     keys: bool = True,
     turned_at: str = "positions",
 ) -> Tensors:
-    """Each pair of channels turned; a row of the cache holds the cosines in its first half, then the sines.
+    """Rotate q and k [tokens, heads, channels] by rows of `cos_sin_cache` [positions, cosines | sines].
 
-    Channels beyond the cache's width pass through. Which channels form a pair is a constant.
+    Channels beyond the cache's width stay. q and k may be flat, [tokens, heads * channels]. A constant of the
+    definition, or `is_neox`, says which channels form a pair. Mutants: `turn`, `places`, `paired`, `keys`.
     """
     cache = wide["cos_sin_cache"]
     half = cache.shape[-1] // 2
@@ -69,7 +70,7 @@ def rotate(
     halves = (bool(wide.number("is_neox")) if "is_neox" in wide else pairs_halves(wide.definition)) == paired
     outputs = {}
     for name, given in (("q_out", wide["q"]), ("k_out", wide["k"])):
-        shape = given.shape  # all heads of a token side by side, or the only one
+        shape = given.shape  # all heads of a token in one row, or no axis of heads
         heads = (shape[-1] // int(wide.number("head_size", shape[-1])),) if len(shape) == 2 else shape[1:-1]
         source = given.reshape(shape[0], *heads, shape[-1] // (heads[0] if len(shape) == 2 else 1))
         out = turned(source, cos, sin, halves=halves) if keys or name == "q_out" else source
@@ -78,7 +79,7 @@ def rotate(
 
 
 def rotatable(definition: Definition) -> str | None:
-    """Why a definition can not be rotated; None: it can."""
+    """The reason why the definition's sizes or pairing are unfit or unknown; None if they are known and fit."""
     q, k, cache = (definition.inputs[name].shape or ("",) for name in ("q", "k", "cos_sin_cache"))
     const = definition.const_axes
     if not {q[-1], k[-1], cache[-1]} <= const.keys():
@@ -92,7 +93,7 @@ def rotatable(definition: Definition) -> str | None:
 
 
 def heads_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Normal values, with an outlier in the second channel."""
+    """Draw normal values; an outlier is the second channel of every head."""
     made = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=float(wanted.params.get("scale", 1.0)))
     if "outlier" in wanted.params:
         made[..., 1] = float(wanted.params["outlier"])
@@ -100,10 +101,10 @@ def heads_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def circle(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Cosines, then sines, of any angles; row 0 is the angle 0, as in a real cache.
+    """Draw rows of cosines, then sines, of any angles; row 0 has the angle 0, as in a real cache.
 
-    A point of the circle is ((1 - t^2) / (1 + t^2), 2 t / (1 + t^2)) for t in [-1, 1], or its mirror image: only
-    exact and correctly rounded operations, so that the bits are the same everywhere.
+    Points of the circle are ((1 - t^2) / (1 + t^2), 2 t / (1 + t^2)) for t in [-1, 1], or their mirror images:
+    only exact and correctly rounded operations, so that the bits are the same everywhere.
     """
     count, half = wanted.shape[0], wanted.shape[1] // 2
     t = draw.integers("tangents", (count, half), torch.int64, low=-GRID, high=GRID + 1).to(torch.float64) / GRID
@@ -118,7 +119,7 @@ def circle(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def positions_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Positions with repeats, 0 and the last one."""
+    """Draw positions with a repeat, 0 and the last one, or those that the case says: extreme, at boundaries."""
     count = wanted.shape_of("cos_sin_cache")[0]
     positions = draw.integers(wanted.name, wanted.shape, torch.int64, low=0, high=count)
     if wanted.params.get("positions") == "extreme":
@@ -132,10 +133,10 @@ def positions_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 class Rope(Op):
-    """Sizes go together: few tokens, few positions."""
+    """Rotation from a cache; cases set tokens and positions together."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-        """The specification's sequence lengths with several ratios of heads; long positions, equal positions."""
+        """Ordinary lengths, shared and equal heads, no token, one, extreme positions, tiny and large values."""
 
         def made(name: str, tokens: int, queries: int, keys: int, held: int, **params: object) -> Case:
             sizes = {"n": tokens, "a": queries, "b": keys, "p": held, "e": 32}
@@ -151,14 +152,14 @@ class Rope(Op):
         yield made("adversarial-outlier", 8, 4, 4, 32, outlier=300.0)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """Tokens at the first and the last position of a cache, and on both sides of tiles' borders."""
+        """A case of tokens at the first and last positions of a cache, and on both sides of tiles' borders."""
         letters = {"n": BOUNDARY_ROWS, "a": 6, "b": 1, "p": 4097, "e": 32}
         yield self.case(definition, f"adversarial-{BOUNDARIES}", letters, seed, {"positions": BOUNDARIES})
 
 
-# Without a cache: angles of positions, or of places in sequences that begin at an offset.
+# Without a cache angles are computed, of positions, or of places in sequences that begin at an offset.
 
-FARTHEST = 8192  # position: float32 holds its angle to a part of a rounding of bfloat16
+FARTHEST = 8192  # position up to which float32 angles are exact enough beside a bfloat16 rounding
 LLAMA = {
     "rope_scale": 8.0,
     "rope_theta": 5e5,
@@ -176,10 +177,10 @@ def angled(
     paired: bool = True,
     keys: bool = True,
 ) -> Tensors:
-    """Each pair of channels i turned by `position * theta^(-2 i / width) / scale`.
+    """Rotate each pair of channels i of q and k by `position * theta^(-2 i / width) / scale`.
 
-    Llama 3.1 divides by the scale where a context has fewer than `low_freq_factor` waves, not at all where it has
-    `high_freq_factor`, and blends in between. Channels beyond `rotary_dim` pass through.
+    Llama 3.1 divides by the scale where a context has at most `low_freq_factor` waves, not at all where it has
+    `high_freq_factor`, and blends in between. Channels beyond `rotary_dim` stay.
     """
     q, device = wide["q"], wide["q"].device
     llama = "low_freq_factor" in wide.definition.inputs
@@ -210,7 +211,7 @@ def angled(
 
 
 def placed(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Positions, or offsets, up to FARTHEST; sequences of about equal lengths."""
+    """Draw positions or offsets below FARTHEST; as `indptr`, bounds of sequences of about equal lengths."""
     if wanted.name == "indptr":
         tokens, count = wanted.shape_of("q")[0], wanted.shape[0] - 1
         return (torch.arange(count + 1, device=draw.device) * tokens // max(1, count)).to(wanted.dtype)
@@ -231,9 +232,9 @@ ANGLED = Op(
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     unusual={"nan": ("q", "k"), "large": ("q", "k"), "small": ("q", "k")},
 )
-# Rotated, multiplied by a number and kept in e4m3 beside the channels that are not rotated; or written to pages.
+# Rotated, multiplied by a scale and stored in e4m3, like the channels that are not rotated; or written to pages.
 
-SLACK = 2.0**-22  # of what a pair of channels adds up from, as float32 products lose
+SLACK = 2.0**-22  # error relative to the largest channel of a row, as float32 products and sums lose
 
 
 def turned_codes(
@@ -246,7 +247,10 @@ def turned_codes(
     where: Callable[[Wide], tuple[torch.Tensor, torch.Tensor]] = placed_in_pages,
     **changes: Any,  # noqa: ANN401 - of a rotation
 ) -> Tensors:
-    """Codes of `x * scale`, x rotated or plain; with pages, those of keys (plain channels first) and of values."""
+    """Float8 codes of `x * scale`, x rotated or plain; with pages, keys (plain channels first) and values there.
+
+    In float64 also `@low` and `@high`, the codes that a correct kernel may store. Mutants change the keywords.
+    """
     rotated = rotate(wide, **changes)
     values = {
         "q_rope": rotated["q_out"],
@@ -287,7 +291,7 @@ QUANTISED: dict[str, Any] = {
     "synonyms": {"q": "q_rope", "k": "k_rope", "positions": "pos_ids"},
     "scalars": {"is_neox": 1, "quant_scale_q": 0.75, "quant_scale_kv": 1.5},
     "draws": DRAWS,
-    "unusual": {},  # a NaN has a code of its own, which bounds do not say
+    "unusual": {},  # NaN has a code, for which there are no bounds
     "exact_on_gpu": lambda _: False,
     "apart": False,
     "gates": dict.fromkeys(
@@ -321,7 +325,7 @@ ROPE_PAGES = PageAppend(
     sizes={
         **dict.fromkeys("tpicbs", ()),
         "e": lambda at: at["e"] if at["e"] > 1 else 32,
-        "m": lambda at: max(at["m"], 600),  # positions beyond a byte
+        "m": lambda at: max(at["m"], 600),  # so that positions do not fit in a byte
         "f": lambda at: at["d"] + at["e"],
     },
     coupled=True,
@@ -337,7 +341,7 @@ ROPE_FLAT = Rope(
     "rope",
     Form("positions[n] q[n w] k[n x] head_size cos_sin_cache[p r] is_neox? -> q_out[n w] k_out[n x]", rotate),
     synonyms={"q": "query", "k": "key", "q_out": "query_out", "k_out": "key_out"},
-    sizes={"p": lambda at: at["p"]},  # as cases have it
+    sizes={"p": lambda at: at["p"]},  # set by the cases
     scalars={"is_neox": 1},
     **PLAIN,
 )
@@ -367,7 +371,7 @@ ROPE = Rope(
         Mutant("cosine and sine swapped", turn=lambda cos, sin: (sin, cos)),
         Mutant("the other pairing of channels", paired=False),
         Mutant("position plus one", places=lambda positions, count: (positions + 1).clamp_max(max(count - 1, 0))),
-        Mutant(  # token i is at position i
+        Mutant(  # positions are taken for 0, 1, 2, ..
             "positions ignored", places=lambda positions, count: torch.arange(len(positions)) % max(count, 1)
         ),
         Mutant("keys not rotated", keys=False),
@@ -395,7 +399,7 @@ TURNS = tuple(f"flashinfer.rope:apply_{kind}rope{by}" for kind in ("", "llama31_
 @ROPE.truth("flashinfer", "rope.apply_rope", *TURNS, serves="q k indptr offsets " + BY_THETA, sm=SM75)
 @ROPE.truth("flashinfer", "rope.apply_rope_pos_ids", *TURNS, serves="q k pos_ids " + BY_THETA, sm=SM75)
 def _flashinfer_angles(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """By keyword, Llama 3.1's where there are its factors."""
+    """Arguments by keyword; Llama 3.1's function where its factors are inputs."""
     llama = "llama31_" if "low_freq_factor" in inputs else ""
     key = f"flashinfer.rope:apply_{llama}rope{'_pos_ids' if 'pos_ids' in inputs else ''}"
     given = {name: value for name, value in inputs.items() if value is not None}
@@ -405,12 +409,12 @@ def _flashinfer_angles(api: Api, definition: Definition, inputs: Given) -> Outpu
 
 
 def one_width(definition: Definition) -> bool:
-    """Whether heads of q and of k are equally wide."""
+    """Whether heads of q and of k have the same width."""
     return len({(definition.inputs[name].shape or ("",))[-1] for name in ("q", "k")}) == 1
 
 
 def instantiated(definition: Definition) -> bool:
-    """Whether SGLang's package has an instance: one dtype of q and k, and a cache in it or in float32."""
+    """Whether SGLang's package has the kernel: q and k of one dtype and width, the cache in it or in float32."""
     q, k, cache = (definition.inputs[name].dtype for name in ("q", "k", "cos_sin_cache"))
     return q == k and one_width(definition) and q in {"float16", "bfloat16", "float32"} and cache in {q, "float32"}
 
@@ -426,7 +430,7 @@ def instantiated(definition: Definition) -> bool:
     "sglang", "sgl_kernel.rotary_embedding", "rotary_embedding", accepts=instantiated, packages=(KERNELS,), sm=SM80
 )
 def _in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """On copies: positions as int64, tokens by heads times channels; which channels pair is a constant."""
+    """Pass copies as [tokens, heads * channels], since the call writes to them, and int64 positions."""
     q, k = inputs["q"].clone(), inputs["k"].clone()
     [rotated], rows = api.values(), (q.view(q.shape[0], -1), k.view(k.shape[0], -1))
     rotated(inputs["positions"].long(), *rows, q.shape[-1], inputs["cos_sin_cache"], pairs_halves(definition))
@@ -435,7 +439,7 @@ def _in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 @ROPE.truth("sglang_native", "rotary_embedding.apply_rotary_emb", "apply_rotary_emb")
 def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32: the native form takes cosines in the data's dtype, which its kernels do not."""
+    """Compute in float32: the native form takes cosines in the data's dtype, unlike SGLang's kernels."""
     cache = inputs["cos_sin_cache"]
     cos, sin = cache[inputs["positions"].long()].float().chunk(2, dim=-1)
     halves = pairs_halves(definition)
@@ -456,10 +460,10 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     sm=SM80,
 )
 def _liger(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """In Triton, halves of the rotated width, in place, on copies.
+    """Pass Liger copies, which its Triton kernel rotates in place by halves.
 
-    Tokens are sequences [batch, heads, tokens, width]: two where their number is even, so both forms are run.
-    Cosines are as wide as what is rotated, their halves alike: releases differ in what they take for it.
+    They are [batch, heads, tokens, width], with batch 2 if the number of tokens is even, so that both are tried.
+    Cosines and sines are repeated to the full width, since releases differ in what they read.
     """
     angles = inputs["cos_sin_cache"][inputs["positions"].long()].float()
     batch = 1 if angles.shape[0] % 2 else 2
@@ -471,33 +475,33 @@ def _liger(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 def read_rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    """The facts of one of SGLang's embeddings."""
+    """Head size, rotary size, style and class of one of SGLang's rotary embeddings."""
     style = "neox" if module.is_neox_style else "gptj"
     sizes = {"head_dim": module.head_size, "rotary_dim": module.rotary_dim}
     return {**sizes, "style": style, "class": type(module).__name__}
 
 
-PAIRS = {  # what is rotated with what: in words, and the channels as slices
+PAIRS = {  # style -> which channels are rotated with which, in words, and as two slices
     "neox": ("channel i with channel i + rotary_dim / 2", ": ROTARY_DIM // 2", "ROTARY_DIM // 2 : ROTARY_DIM"),
     "gptj": ("neighbouring channels", "0:ROTARY_DIM:2", "1:ROTARY_DIM:2"),
 }
 
 
 def rope_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    """Rotary embedding from a cache of cosines and sines."""
+    """Draft of a rotary embedding from a cache of cosines and sines."""
     pairs = dict(zip(("pairs", "first", "second"), PAIRS[call["style"]], strict=True))
     yield draft(ROPE.op_type, "rope", {**dict(call.facts), **pairs})
 
 
 def rope_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """An embedding of transformers' model in the terms of a call."""
+    """Rotary size and style of transformers' embedding, as a call's: `neox` if loading reorders its channels."""
     stored = facts["style"]
     loaded = "neox" if stored == "gptj" and "rotary halves" in evidence.loads else stored
     return {"rotary_dim": facts["rotary_dim"], "style": loaded}
 
 
 def rope_differs(call: KernelCall, evidence: Evidence) -> str | None:
-    """A function of transformers is given a head, or those of its channels alone that it turns."""
+    """How transformers' model differs from the call, or None; its head_dim may count only rotated channels."""
     wrong = held_against("rotary", rope_terms, counted=False)(call, evidence)
     heads = {module.facts["head_dim"] for module in evidence.of("rotary")}
     heads |= {module.facts["qk_dim"] for module in evidence.of("attention")}
