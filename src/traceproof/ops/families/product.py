@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 Times = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # [..., M, K] and [..., K, N] -> [..., M, N]
 EPS_ACCUMULATE = 2.0**-23  # float32's whole ulp, not half of it: tensor cores truncate where they add
 SM100 = ((10, 0), (10, 3))
-# A tiny scale, an outlier column, a mean that is not zero.
+# Drawing instructions: a tiny scale, an outlier column, a mean that is not zero.
 ADVERSARIAL = {"tiny": {"scale": 2.0**-6}, "outlier": {"outlier": 300.0}, "offset": {"offset": 2.0}}
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product."""
+    """`a @ b`."""
     return a @ b
 
 
 def bounded(name: str, a: torch.Tensor, b: torch.Tensor, times: Times = matmul) -> Tensors:
-    """A @ B, and the bound of `Backward`: sqrt(K) roundings of a float32 sum of the magnitudes."""
+    """`a @ b`, and `<name>@bound` for `Backward`: sqrt(K) * 2**-23 * (|a| @ |b|), both [..., M, N]."""
     bound = (a.abs() @ b.abs()) * (math.sqrt(a.shape[-1]) * EPS_ACCUMULATE)
     return {name: times(a, b), f"{name}@bound": bound}
 
 
 def in_blocks(a: torch.Tensor, b: torch.Tensor, kept: torch.dtype | None = None, block: int = 48) -> torch.Tensor:
-    """Blocks of K in the opposite order, the partial sums kept in a dtype (None: float32)."""
+    """`a @ b` in blocks of K, the last column first; partial sums are rounded to `kept` (default: float32)."""
     kept = kept or torch.float32
     total = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=kept)
     for x, y in zip(torch.split(a.flip(-1), block, dim=-1), torch.split(b.flip(-2), block, dim=-2), strict=True):
@@ -66,7 +66,7 @@ def in_blocks(a: torch.Tensor, b: torch.Tensor, kept: torch.dtype | None = None,
 
 
 def without(columns: slice) -> Times:
-    """The product less some terms of the sum."""
+    """A mutant's product, which lacks these columns of `a`; returns the function."""
 
     def times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         left = a.clone()
@@ -77,9 +77,9 @@ def without(columns: slice) -> Times:
 
 
 def summable(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Whole numbers whose sums of products are exact in float32 and fit float16, of fp8 ones in 14 bits.
+    """Whole numbers whose sums of products are exact in float32 and fit float16; of fp8 values, 14 bits.
 
-    Sums of K products of numbers up to m reach about sqrt(K) m^2 / 3, of signs as they come, and never K m^2.
+    Sums of K products of numbers up to m with random signs reach about sqrt(K) m^2 / 3, far less than K m^2.
     """
     inner = wanted.shape_of(next(iter(wanted.definition.inputs)))[-1]
     most = (3072 if wanted.dtype.itemsize == 1 else 24576) / math.sqrt(max(inner, 1))
@@ -88,7 +88,7 @@ def summable(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def exact_products(definition: Definition) -> Mapping[str, Exactly]:
-    """Both matrices summable, a bias of eight bits, scales that are a power of two."""
+    """Inputs with exact products: both matrices `summable`, a bias up to 255, scales of 0.5."""
     first, second = list(definition.inputs)[:2]
     others = {
         name: whole(255) if name == "bias" else 0.5
@@ -98,7 +98,7 @@ def exact_products(definition: Definition) -> Mapping[str, Exactly]:
     return {first: summable, second: summable, **others}
 
 
-# cuBLAS may add parts of a product in 16 bits on a GPU.
+# Not exact on a GPU: cuBLAS may add parts of a product in 16 bits.
 EXACT: Any = {"lossless": exact_products, "exact_on_gpu": lambda _: False}
 MUTANTS = (
     Mutant("last column of K dropped", times=without(slice(-1, None))),
@@ -116,8 +116,8 @@ MUTANTS = (
 SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; B is drawn anew for every case
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 OUTLIER = 300.0  # one column of A; times B's largest value (4.33) it is far from float16's 65,504
-SCALED_N, SCALED_K = 384, 640  # of a scaled-down definition
-BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}  # of B in float64 at a time: 4 MiB stay in the cache
+SCALED_N, SCALED_K = 384, 640  # of the scaled-down definition
+BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}  # of B in float64 at a time; 4 MiB fit a CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,13 @@ class Roles:
 
 
 def roles(definition: Definition) -> Roles:
-    """Who is who in a definition of the form: A comes first."""
+    """Names by position: inputs are A and B, the output is C; M is A's first axis."""
     (a, b), (c,) = definition.inputs, definition.outputs
     return Roles(a=a, b=b, c=c, rows=(definition.inputs[a].shape or ("",))[0])
 
 
 def in_floats(definition: Definition) -> str | None:
-    """Which dtypes have no product here; None: all have one."""
+    """Why there is no product for a definition's dtypes; None if there is one."""
     specs = (*definition.inputs.values(), *definition.outputs.values())
     other = sorted({spec.dtype.value for spec in specs} - FLOATS)
     return f"dtypes {other} have no matrix product here" if other else None
@@ -147,22 +147,22 @@ def gemm(wide: Wide, *, times: Times = matmul, sums: str = "") -> Tensors:
     """`C[M, N] = A[M, K] @ B[N, K].T`, by the names that the definition gives them."""
     names = roles(wide.definition)
     a, b = wide[names.a], wide[names.b].mT
-    if sums == "input":  # as a kernel without a wide accumulator would keep them
+    if sums == "input":  # a mutant: sums in A's dtype, as without a wide accumulator
         return {names.c: in_blocks(a, b, dtype_of(wide.definition.inputs[names.a]), 16)}
     return {names.c: times(a, b)}
 
 
 class Gemm(Op):
-    """A product against weights: N and K are the layer's, M is the batch. Its tensors are told by their shapes."""
+    """A projection's product: N and K are the layer's sizes, M is the batch. A, B and C may have any names."""
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
-        """The form, in the definition's names where there are so many."""
+        """The form, in the definition's names if it has two inputs and one output."""
         names = (*definition.inputs, *definition.outputs)
         a, b, c = names if len(names) == 3 and len(definition.outputs) == 1 else ("A", "B", "C")
         return (Form(f"{a}[m k] {b}[n k] -> {c}[m n]", gemm),)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """Few rows, since B is what costs; one adversarial case whose rows differ in kind."""
+        """Cases of few rows, since B decides the cost; one adversarial case with several kinds of rows."""
         counts = {f"{size}-{index}": count for size in sizes for index, count in enumerate(SIZES[size])}
         for name, count in {**counts, "edge-empty": 0}.items():
             yield self.case(definition, name, {"m": count}, seed)
@@ -170,12 +170,12 @@ class Gemm(Op):
         yield self.case(definition, "adversarial-rows", {"m": 6}, seed, kinds)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """Each row of A has an element that decides it."""
+        """A case in which one element decides each row of A."""
         names = roles(definition)
         yield at_boundaries({names.rows: BOUNDARY_ROWS}, [names.a], seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Normal data; `params.rows` names what befalls the rows of A in turn (each element has its own bound)."""
+        """Normal data; `params.rows` lists changes to A's rows, taken in turn (each element has its own bound)."""
         names = roles(definition)
         shapes, dtypes = specified(definition, case, definition.inputs)
         a = draw.normal(names.a, shapes[names.a], dtypes[names.a])
@@ -217,20 +217,20 @@ class Gemm(Op):
         return {names.c: product, f"{names.c}@bound": bound}
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Backward error: right for any scale, and blind to none of the terms."""
+        """Backward error: independent of the inputs' scale, and sensitive to every term of the sum."""
         return {name: Backward() for name in definition.outputs}
 
     def summed(self, definition: Definition) -> tuple[str, ...]:
-        """K is the last axis of A."""
+        """Inputs whose last axis is summed over: A."""
         return (roles(definition).a,)
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
-        """N and K, which have nothing to do with each other: several tiles of a kernel, and not as many."""
+        """Smaller N and K, several tiles of a kernel each, but not equally many."""
         n, k = definition.inputs[roles(definition).b].shape or ()
         return {axis: size for axis, size in ((n, SCALED_N), (k, SCALED_K)) if axis not in fixed}
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """A and B as stored, B once more in float32 for a reference that upcasts, C and its bound in float64."""
+        """Bytes of A and B, as stored and in float32 for a reference that upcasts, and of C and its bound."""
         sizes = {
             name: math.prod(definition.shape_of(spec, case.axes) or ())
             for name, spec in (*definition.inputs.items(), *definition.outputs.items())
@@ -263,7 +263,7 @@ GEMM = Gemm(
     sm=((9, 0), (10, 9)),
 )
 def _sglang_gemm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """The Triton kernel itself: for bfloat16 its caller takes DeepGEMM, which is compiled for every shape."""
+    """Call the Triton kernel itself: its caller takes DeepGEMM for bfloat16, which is compiled for every shape."""
     dtype = dtype_of(definition.outputs["C"])
     return {"C": api["matmul"](inputs["A"], inputs["B"].t(), dtype)}
 
@@ -273,29 +273,29 @@ def _pytorch_gemm(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"C": api["linear"](inputs["A"], inputs["B"])}
 
 
-WHOLE = ("bfloat16", "float16", "float32")
-# How a weight in float8 is scaled, as `scheme_of` says it, and in the names of definitions.
+WHOLE = ("bfloat16", "float16", "float32")  # dtypes of weights that are not quantised
+# Texts of `scheme_of` for float8 weights, and the kinds in definitions' names.
 FP8_KINDS = {
     f"float8_e4m3fn by {how}": kind
     for how, kind in {f"block {BLOCK}x{BLOCK}": "block128", "row": "row", "tensor": "tensor"}.items()
 }
-FP8_N, FP8_K = 256, 384
-SMALL_N, SMALL_K = 192, 320  # of a projection's small form: no powers of two, so that a swapped axis shows
+FP8_N, FP8_K = 256, 384  # of a scaled-down definition in float8
+SMALL_N, SMALL_K = 192, 320  # of a scaled-down projection: no powers of two, so that a swapped axis shows
 
 
 def read_linear(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    """The facts of a projection, or of a causal convolution, which SGLang holds as one."""
+    """Facts of SGLang's linear modules: projections, and causal convolutions, which have the same class."""
     rows, *columns = module.weight.shape
     dtype = dtype_name(module.weight)
     facts: Facts = {
         "dtype": dtype,
         "rank_n": getattr(module, "output_size_per_partition", rows),
-        "rank_k": getattr(module, "input_size_per_partition", columns[-1]),  # of a packed weight, too
+        "rank_k": getattr(module, "input_size_per_partition", columns[-1]),  # right for a packed weight, too
         "conv": len(columns) > 1,
     }
     facts["full_n"] = getattr(module, "output_size", rows)
     facts["full_k"] = getattr(module, "input_size", columns[-1])
-    if facts["conv"]:  # its activation is that of whoever holds it, or of what that hands its weight to
+    if facts["conv"]:  # its activation is an attribute of `parent`, or of a child of it that has the weights
         holders = [parent, *(one for one in parent.children() if hasattr(one, "conv_weights"))]
         facts["activation"] = next((one.activation for one in holders if hasattr(one, "activation")), None)
         facts["bias"] = getattr(module, "bias", None) is not None
@@ -310,7 +310,7 @@ def read_linear(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's o
 
 
 def scheme_of(module: Any, dtype: str) -> str:  # noqa: ANN401 - SGLang's object
-    """How a weight is quantised, by its dtype and the shape of its scales."""
+    """How a weight is quantised: "float8_e4m3fn by block 128x128", "... by row", or "... packed by" a class."""
     if "float8" not in dtype and dtype != "int8":
         return f"{dtype} packed by {type(module.quant_method).__name__}"
     block = getattr(getattr(module.quant_method, "quant_config", None), "weight_block_size", None)
@@ -322,7 +322,7 @@ def scheme_of(module: Any, dtype: str) -> str:  # noqa: ANN401 - SGLang's object
 
 
 def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Draft:
-    """C = A @ B.T in float16, as the dataset has it whatever dtype the model runs in."""
+    """Definition of C = A @ B.T in float16, the dataset's form for any dtype of the model."""
     scaled_down = gemm_draft(SMALL_N, SMALL_K, role=role) if n * k > SMALL_N * SMALL_K else None
     share = "one rank's share of " if rank else ""
     made = draft(GEMM.op_type, "gemm", {"n": n, "k": k}, scaled_down=scaled_down)
@@ -330,9 +330,9 @@ def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False)
 
 
 def fp8_draft(n: int, k: int, *, role: str, kind: str, rank: bool = False) -> Draft:
-    """The product of float8 values, by blocks of 128 x 128; or by token and by row of the weight, or all of it."""
+    """Definition of a product of float8 values with scales by 128 x 128 blocks, by rows, or by tensor (`kind`)."""
     scaled_down = None
-    if n * k > 4 * FP8_N * FP8_K:  # whole blocks and one that is cut off stay what they are
+    if n * k > 4 * FP8_N * FP8_K:  # a last block that is cut off stays so
         scaled_down = fp8_draft(FP8_N + (n % BLOCK) % FP8_N, FP8_K, role=role, kind=kind)
     by_block = {"n_blocks": -(-n // BLOCK), "k_blocks": -(-k // BLOCK)}
     blocks = {"row": {"n_blocks": n, "k_blocks": 1}, "tensor": {"n_blocks": 1, "k_blocks": 1}}.get(kind, by_block)
@@ -342,7 +342,7 @@ def fp8_draft(n: int, k: int, *, role: str, kind: str, rank: bool = False) -> Dr
 
 
 def linear_call(module: ModelModule, _: Reading) -> KernelCall | None:
-    """The call that a projection makes; None: it is a convolution."""
+    """Kernel call of a projection; None for a convolution."""
     facts = module.facts
     if facts["conv"]:
         return None
@@ -356,14 +356,14 @@ def linear_call(module: ModelModule, _: Reading) -> KernelCall | None:
 
 
 def head_call(module: ModelModule, _: Reading) -> KernelCall:
-    """The logits projection, split by tokens of the vocabulary."""
+    """Kernel call of the logits projection, whose rows are split among ranks."""
     facts = module.facts
     n, k = facts["vocab"], facts["hidden"]
     return call_of(module, "linear", full_n=n, full_k=k, rank_n=facts.get("rank_vocab", n), rank_k=k)
 
 
 def linear_differs(call: KernelCall, evidence: Evidence) -> str | None:
-    """Transformers' weights are the whole ones; a rank has all of it, or its share of rows or of columns."""
+    """Why a rank's weight is neither transformers' unsplit one nor a share of its rows or columns; else None."""
     n, k, rank_n, rank_k = (call[name] for name in ("full_n", "full_k", "rank_n", "rank_k"))
     tp = evidence.parallel.tp
     rows = rank_k == k and n // tp <= rank_n <= n  # more than a share where ranks hold copies of KV heads
@@ -374,7 +374,7 @@ def linear_differs(call: KernelCall, evidence: Evidence) -> str | None:
 
 
 def linear_drafts(call: KernelCall, choice: Choice) -> Iterator[Draft | str]:
-    """The dataset's form, which stands for one in float8, too; what SGLang launches then has no op_type."""
+    """The dataset's float16 form, for float8 weights, too, and the float8 form; or why there is no form."""
     scheme = dict(call.facts).get("scheme")
     if scheme is None or str(scheme).startswith("float8"):
         rank = choice.per_rank
@@ -401,7 +401,7 @@ GEMM.extraction = Extraction(
 
 
 def biased_product(wide: Wide, *, times: Times = matmul, bias: bool = True) -> Tensors:
-    """`C = A @ B`, with a bias added in the wide sum; B is not transposed, W in its place is."""
+    """`C = A @ B + bias` [m n], or `A @ W.T + bias` with W [n k]; the bias is added before C is rounded."""
     found = bounded("C", wide["A"], wide["B"] if "B" in wide else wide["W"].mT, times)
     if bias and "bias" in wide:
         found["C"] = found["C"] + wide["bias"]
@@ -450,7 +450,7 @@ BMM_BF16 = Op(
         ),
     ),
 )
-# Nothing says which rows are of which segment, but of one alone.
+# Only a single segment is known, as no input has the segments' rows.
 SEGMENT_GEMM = Op(
     "segment_gemm",
     Form(
@@ -469,12 +469,12 @@ TORCH_MATMUL, TORCH_BMM, TORCH_LINEAR = "torch:matmul", "torch:bmm", "torch.nn.f
 
 
 def in_columns(matrices: torch.Tensor) -> torch.Tensor:
-    """The same matrices, each in memory column by column."""
+    """Equal matrices [..., K, N] in column-major memory."""
     return matrices.mT.contiguous().mT
 
 
 def kernel_of(definition: Definition, matrices: str, batches: str) -> str:
-    """The API for two matrices, or for batches of them."""
+    """The name of the API: `matrices` if A has two axes, `batches` if it has three."""
     return matrices if len(definition.inputs["A"].shape or ()) == 2 else batches
 
 
@@ -497,14 +497,14 @@ def _pytorch_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 # bmm_fp8
 
-# Infinity times a code of 0 is NaN before the sum, and none of it behind.
+# Scales are not infinite: times a code of 0 they are NaN before the sum, but not after it.
 OF_CODES = {value: names for value, names in UNUSUAL.items() if value != "inf"}
 
 
 def scaled_product(
     wide: Wide, *, times: Times = matmul, powers: tuple[int, int] = (1, 1), after: bool = False
 ) -> Tensors:
-    """`C = (A * A_scale) @ (B * B_scale)`; the scales taken so many times."""
+    """`C = (A * A_scale) @ (B * B_scale)`; a mutant has other `powers`, or scales `after` the product."""
     a_scale, b_scale = (wide[f"{name}_scale"] ** power for name, power in zip("AB", powers, strict=True))
     if after:
         return {"C": times(wide["A"], wide["B"]) * a_scale * b_scale}
@@ -512,7 +512,7 @@ def scaled_product(
 
 
 def of_tensor(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """A scale between 0.01 and 0.03, of A twice that: they are unlike each other."""
+    """A random scale from 0.01 to 0.03, of A twice that, so that exchanged scales show."""
     return draw.uniform(wanted.name, wanted.shape, low=0.01, high=0.03) * (
         2.0 if wanted.name == "A_scale" else 1.0
     )
@@ -559,7 +559,7 @@ def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 def block_of(weight: Sequence[int], scale: Sequence[int]) -> tuple[int, int]:
-    """Columns and rows of a block of a weight [..., N, K]: square, the last ones perhaps cut off, else even."""
+    """(columns, rows) of a block, by the shapes of weight and scales: square if that fits, else N split evenly."""
     width, rows = weight[-1] // scale[-1], scale[-2]
     return width, width if -(-weight[-2] // width) == rows else weight[-2] // rows
 
@@ -567,8 +567,8 @@ def block_of(weight: Sequence[int], scale: Sequence[int]) -> tuple[int, int]:
 def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> Tensors:
     """`C = (a * a_scale) @ (b * b_scale).T`, a scaled per row and block of K, b per block of both, or neither.
 
-    Of batches, rows behind `masked_m` may hold anything. With `m_indices`, each row has a b of its own. Of weights
-    in blocks [K / block, N, block], the blocks are neighbours along K.
+    In batches, rows from `masked_m` on may hold anything. With `m_indices`, row i is multiplied by
+    b[m_indices[i]]. `blocks` [K / block, N, block] are joined along K; `after` scales each block's product.
     """
     a, b = wide["a"], wide["b"] if "b" in wide else wide["blocks"].transpose(0, 1).flatten(1)
     if "a_scale" in wide:
@@ -598,31 +598,31 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
 
 
 def of_block(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Scales of 1/64 to 1/8, a power of two times a number between 1 and 2: blocks that are confused show."""
+    """Scales from 1/64 to 1/8, a power of two times a number between 1 and 2, so that exchanged blocks show."""
     powers = draw.integers(f"{wanted.name}.power", wanted.shape, torch.int32, low=-6, high=-3)
     return torch.ldexp(draw.uniform(wanted.name, wanted.shape, low=1.0, high=2.0), powers)
 
 
 def first_block(scale: torch.Tensor) -> torch.Tensor:
-    """The scale of a row's first block in place of all."""
+    """A mutant's scales: a row's first one for all of its blocks."""
     return scale[..., :1].expand(scale.shape)
 
 
 def of_rows(blocks: torch.Tensor) -> torch.Tensor:
-    """Blocks as they would be if their memory were a matrix [K, N]."""
+    """A mutant's blocks: the memory of each, [N, block], is read as [block, N]."""
     count, columns, width = blocks.shape
     return blocks.reshape(count, width, columns).transpose(1, 2)
 
 
 def some_groups(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Groups in ascending order, the same in each tile of 128 rows."""
+    """Random groups [rows], ascending, equal within each tile of 128 rows."""
     count = wanted.shape_of("b")[0]
     tiles = draw.integers(wanted.name, (-(-wanted.shape[0] // 128),), torch.int64, low=0, high=count).sort().values
     return tiles.repeat_interleave(128)[: wanted.shape[0]].to(wanted.dtype)
 
 
 def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
-    """The op of products of fp8 values, or wider ones, scaled by blocks."""
+    """The op of products of fp8 or wider values, scaled by blocks, with these inputs."""
     return Op(
         "gemm_fp8",
         *(Form(f"{form} -> C[{'m n' if '[b' not in form else 'b m n'}]", block_product) for form in forms),
@@ -690,14 +690,14 @@ BLOCKSCALE = "flashinfer.gemm:fp8_blockscale_gemm_sm90"
 
 
 def by_square_blocks(definition: Definition) -> bool:
-    """Whether each 128 x 128 weights have a scale."""
+    """Whether every block of 128 x 128 weights has a scale."""
     _, weight, _, scale = definition.inputs
     sizes = [(dim(definition, weight, axis) or 0, dim(definition, scale, axis)) for axis in (0, 1)]
     return all(size % BLOCK == 0 and count in {size // BLOCK, None} for size, count in sizes)
 
 
 def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Scales of rows lie as the kernel reads them: by blocks of K, the rows filled up to fours (finding G24)."""
+    """Call with a's scales as the kernel reads them: [K / 128, rows], rows padded to fours (finding G24)."""
     a, b, a_scale, b_scale = inputs.values()
     turned = torch.nn.functional.pad(a_scale, (0, 0, 0, -len(a_scale) % 4)).t().contiguous()
     return {"out": api[BLOCKSCALE](a, b, turned, b_scale)}
@@ -724,25 +724,25 @@ for _served in (f"{names} -> out" for names in TWO_SCALED):
     GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=_served, rows=None)(_pytorch_blocks)
 
 
-# gemm_mxfp8, bmm_mxfp8, gemm_bf16_fp4, gemm_nvfp4_svdquant: factors as codes with a scale for each block of K
+# gemm_mxfp8, bmm_mxfp8, gemm_bf16_fp4, gemm_nvfp4_svdquant: factors are codes with a scale per block of K
 
 # scales in memory, rows, columns -> [..., rows, columns]
 Tiles = Callable[["torch.Tensor", int, int], "torch.Tensor"]
 
 
 def in_rows(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Scales that are what they seem."""
+    """A mutant's scales [..., rows, columns]: tiled memory [..., n], read row by row."""
     return scales[..., : rows * columns].reshape(*scales.shape[:-1], rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A factor [..., rows, K] of a product as codes, and its scales, by the names of the inputs.
+    """A factor [..., rows, K] of a product as codes with scales, by the names of the inputs.
 
     Attributes:
         turned: whether it is [..., K, rows] in the definition.
-        lies: of the scales: in rows, in 128x4 tiles one behind the other, or in tiles as six axes; or of both:
-            in the tiles of Ampere's instructions.
+        lies: layout of the scales: "rows", "tiles" (128x4, one after the other) or "six axes" (of such tiles);
+            "mma tiles": codes and scales are in the tiles of Ampere's instructions.
     """
 
     values: str
@@ -753,8 +753,8 @@ class Coded:
     lies: str = "tiles"
 
     def decoded(self, wide: Wide, *, pairs: Part, scaled: Part, tiles: Tiles) -> torch.Tensor:
-        """What codes and scales stand for, [..., rows, K], in the formula's precision."""
-        if self.lies == "mma tiles":  # rows of 16 x 64 codes, and scales of fp16's upper byte
+        """The dequantised factor [..., rows, K] in the formula's precision; mutants differ in one part."""
+        if self.lies == "mma tiles":  # of 16 (K) x 64 (N) codes; scales are bits 14 to 7 of a float16
             packed = wide.given(self.values).view(torch.uint8)
             down, across = packed.shape[0], packed.shape[1] // 512
             tiles_of = packed.view(down, across, 2, 8, 4, 2, 2, 2).permute(0, 7, 4, 1, 5, 6, 2, 3)
@@ -779,7 +779,7 @@ class Coded:
 def coded_product(
     a: Coded | str, b: Coded, c: str, *, alpha: str = "alpha", low_rank: tuple[str, ...] = ()
 ) -> Callable[..., Tensors]:
-    """The formula of `c = alpha (a @ b.T + d @ l.T)`; a may be plain, alpha and the product of d and l absent."""
+    """The formula of `c = alpha (a @ b.T + d @ l.T)`; `a` may be an input's name, alpha and d, l may be absent."""
 
     def formula(
         wide: Wide,
@@ -806,18 +806,18 @@ def coded_product(
 
 
 def tile_size(rows: str, columns: str, width: int, *batch: str) -> Callable[[Mapping[str, int]], int]:
-    """How many scales of blocks of so many columns lie in tiles, by the letters of a factor's axes."""
+    """A function of sizes by letter: how many scales, one per `width` columns, the tiles of a factor have."""
     return lambda at: math.prod(at[one] for one in batch) * swizzled_size(at[rows], at[columns] // width)
 
 
 def of_tiles(wide: Wide) -> bool:
-    """Whether scales lie in tiles one behind the other."""
+    """Whether some scales have a single axis, in which tiles follow each other."""
     names = [name for name in wide.values if name.endswith(("descale", "_scale", "_sf"))]
     return any(len(wide.definition.inputs[name].shape or ()) == 1 for name in names)
 
 
 def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Seven neighbouring powers of two, at a level that each case has by itself, of float16 outputs at most 1."""
+    """e8m0 scales: seven neighbouring powers of two at a random level per case, at most 1 for float16 outputs."""
     narrow = any(spec.dtype == "float16" for spec in wanted.definition.outputs.values())
     level = draw.integers(f"{wanted.name}.level", (1,), low=0, high=21 if narrow else 41)
     made = (draw.integers(wanted.name, wanted.shape, low=101, high=108) + level).to(torch.uint8)
@@ -850,12 +850,12 @@ OF_ALPHA = (
 
 
 def unit_scales(names: Collection[str], code: int) -> Mapping[str, Exactly]:
-    """Scales of 1, by their code."""
+    """Scales of 1; `code` is the 1 of their format."""
     return dict.fromkeys(names, of_codes(code, code + 1))
 
 
 def in_bytes(*names: str) -> Callable[[Definition], str | None]:
-    """Why codes and scales are not of a byte, or four in a word; None: they are."""
+    """Returns a function: why an input is neither of one byte nor int32 (four codes), None if all are."""
 
     def lacking(definition: Definition) -> str | None:
         dtypes = {name: definition.inputs[name].dtype for name in names}
@@ -875,7 +875,7 @@ OF_CODED: dict[str, Any] = {
 
 
 def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
-    """The op of products of two factors in mxfp8, alone or, with a letter for them, in batches."""
+    """The op of products of two factors in mxfp8; `batch` is the letter of a batch axis, or empty."""
     scales, b, rows = (a_scale, b_scale), f"{batch} ".lstrip(), {"m": (3, 1, 17, 8)} if batch else {}
     factors = Coded("A", a_scale, E4M3, E8M0), Coded("B", b_scale, E4M3, E8M0, turned=True)
     form = f"A[{b}m k] B[{b}k n] {a_scale}[x] {b_scale}[y] dtype? -> C[{b}m n]"
@@ -894,18 +894,18 @@ def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) ->
 
 
 GEMM_MXFP8 = mxfp8("gemm_mxfp8", "", "a_descale", "b_descale")
-# The dtype is a number that only names the output's.
+# The input `dtype` is a number that only names the output's dtype.
 BMM_MXFP8 = mxfp8("bmm_mxfp8", "b", "A_scale", "B_scale", scalars={"dtype": 1})
 WEIGHTS = "A[m k] B[n p] b_descale{} alpha[o]? block_size? out_dtype? out[m n]? -> C[m n]"
 
 
 def weights(lies: str) -> Callable[..., Tensors]:
-    """The product of plain activations with weights whose scales lie so."""
+    """The formula of unquantised activations times nvfp4 weights whose scales have this layout."""
     return coded_product("A", Coded("B", "b_descale", E2M1, E4M3, lies=lies), "C")
 
 
 def by_rows(definition: Definition) -> bool:
-    """Whether a row of B is one of weights, and no tile of them."""
+    """Whether B has a row per row of weights, instead of tiles."""
     return (definition.inputs["B"].shape or ("",))[0] == (definition.outputs["C"].shape or ("",))[-1]
 
 
@@ -982,7 +982,7 @@ def linear(
     smoothed: int = 1,
     kept: Part = same,
 ) -> Tensors:
-    """`alpha (q @ w.T + (x @ l2t) @ l1.T)`, q the codes of `x * pre_quant_scale * global_scale`, scaled."""
+    """`alpha (q @ w.T + (x @ l2t) @ l1.T)`, q being x * pre_quant_scale * global_scale rounded to nvfp4."""
     x = wide["x"]
     smooth = kept(x * wide["pre_quant_scale"] ** smoothed)
     codes, scales = Coder(NVFP4).encode(smooth * wide["global_scale"])
@@ -995,7 +995,7 @@ def linear(
 
 
 def coded_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Numbers that e2m1 holds, with a 6 among each 16, so that scales are 1."""
+    """Values exact in e2m1, with a 6 among each 16, so that all scales are 1."""
     table = torch.tensor((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0), device=draw.device)
     made = table[draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=len(table))]
     made[..., ::FP4_BLOCK] = 6.0
@@ -1018,19 +1018,19 @@ LINEAR_SVDQUANT = Op(
         "alpha": between(1 / 4096, 1 / 2048),
         "pre_quant_scale": between(0.5, 1.5),
         "global_scale": between(200.0, 400.0),
-        # so large that the product of low rank counts beside the other one
+        # so large that the low-rank product matters next to the other one
         "l1_scaled": lambda draw, wanted: draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=128.0),
     },
     adversarial={"outlier": {"outlier": 30.0}, "offset": {"offset": 2.0}},
     unusual={"large": ("x",)},
     data=("x",),
-    # In bfloat16, codes and scales move: of 425,984 rows of 128 values 4 by 15.2 to 17.7 per cent; slopes by 2.5.
+    # With bfloat16 before quantisation, 4 of 425,984 rows of 128 values err by 15.2 to 17.7 %, slopes by 2.5 %.
     gates={"out": Quantised(rms=0.2, slope=0.04, reason="what is quantised may be kept in bfloat16 before")},
     lossless=lambda _: {
         "x": coded_rows,
         **dict.fromkeys(("pre_quant_scale", "global_scale"), 1.0),
         "l2t_smoothed": one_hot,
-        "l1_scaled": 0.0,  # what is added may be rounded before
+        "l1_scaled": 0.0,  # 0, as a kernel may round before it adds this
         "alpha": 0.5,
         **unit_scales(("weight_sf",), 0x38),
     },
@@ -1060,7 +1060,7 @@ def _flashinfer_mxfp8(api: Api, definition: Definition, inputs: Given) -> Output
 
 
 def _flashinfer_bf16_fp4(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Weights as cuDNN takes them, scales in rows, or as CuTe does, in tiles seen as six axes."""
+    """Call cuDNN if scales are in rows, or CuTe if they have six axes, with the tiles consecutive in memory."""
     scales, backend = inputs["b_descale"], "cudnn"
     if scales.dim() == 6:
         scales, backend = scales.permute(5, 2, 4, 0, 1, 3).contiguous().permute(3, 4, 1, 5, 2, 0), "cute-dsl"
