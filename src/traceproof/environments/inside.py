@@ -41,8 +41,7 @@ def record(cuda_home: str = "") -> dict[str, Any]:
     """
     import torch
 
-    versions = installed()
-    versions["torch"] = str(torch.__version__)  # with its build's label, which the metadata may lack
+    versions, device = identity()
     home = toolkit.home(cuda_home)
     found: dict[str, Any] = {
         "python": platform.python_version(),
@@ -51,7 +50,7 @@ def record(cuda_home: str = "") -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "compiler": None if home is None else toolkit.release(home),
         "device_type": "cpu",
-        "device": f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "device": device,
         "capability": None,
         "driver": None,
     }
@@ -64,11 +63,19 @@ def record(cuda_home: str = "") -> dict[str, Any]:
         major, minor = torch.cuda.get_device_capability()
         found |= {
             "device_type": "cuda",
-            "device": torch.cuda.get_device_name(),
             "capability": f"{major}.{minor}",
             "driver": next((version for (version,) in programs.nvidia_smi("driver_version")), None),
         }
     return found
+
+
+def identity() -> tuple[dict[str, str], str]:
+    """Versions of installed PACKAGES, and the device's name."""
+    import torch
+
+    label = {"torch": str(torch.__version__)}  # with its build's label, which the metadata may lack
+    cpu = f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return installed() | label, torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
 
 
 def installed() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Finds solutions' definitions, starts the judging process, and makes certificates; without torch."""
 
+import gc
 import json
 import os
 import secrets
@@ -284,16 +285,12 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
     # creates the context before it is needed
     starting.submit(lambda: torch.zeros(1, device="cuda" if gpu else "cpu"))
 
-    def looked_up() -> dict[str, Any]:
-        found = inside.record(home)
-        return {**found, "digest": digest_json(found), "cuda_home": home}
-
-    record = starting.submit(looked_up)
+    gc.freeze()  # a later collection would look at all that was imported, for half a second
 
     def handle(item: Mapping[str, Any]) -> dict[str, Any]:
         if "end" in item:
             pool.close()
-            starting.shutdown()
+            starting.shutdown(wait=False)
             return {}
         if "problem" in item:
             from traceproof.solutions.suites import problem_definition
@@ -306,7 +303,9 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
             return {"blocked": why}
         # a ground truth is called in this process, with modules that were compiled for it before
         if settings.timed:
-            os.environ.update(replace(here, record=record.result()).told(caches))
+            found = inside.record(home)  # takes seconds, since it reads all of some packages
+            record = {**found, "digest": digest_json(found), "cuda_home": home}
+            os.environ.update(replace(here, record=record).told(caches))
         torch.set_num_threads(1)
         pool.hide(map(Path, settings.conceal))
         watch = trial.Watch(tell, item["begun"])
@@ -315,8 +314,8 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
         definition, cases = trial.planned(item["definition"], settings)
         watch.done("planning")
         run = trial.SolutionRun.of(definition, candidate, settings, pool)
-        found = trial.tried(run, cases, whole=settings.whole, watch=watch)
-        own = record.result()
-        return {**found.model_dump(mode="json"), "device": own["device"], "versions": own["versions"]}
+        made = trial.tried(run, cases, whole=settings.whole, watch=watch)
+        versions, device = inside.identity()
+        return {**made.model_dump(mode="json"), "device": device, "versions": versions}
 
     return handle

@@ -248,6 +248,7 @@ def measure(  # noqa: PLR0913 - has one caller
             found.states["empty"] = HOLDS, "empty outputs"
         if found.states["bounds"][0] == HOLDS:
             _errors(found, source)
+            watch.done("property errors")
     if beside is None:
         _in_new_process(rest, anew)
     else:
@@ -424,7 +425,6 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
             return
     if count:
         found.states["errors"] = HOLDS, f"{count} such calls raise or are right"
-    found.watch.done("property errors")
 
 
 def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult, *, safe: bool) -> bool:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -389,16 +389,15 @@ class SolutionRun:
             judges = stack.enter_context(ThreadPoolExecutor(JUDGES))
             callers = stack.enter_context(ThreadPoolExecutor(CALLERS))
             judges.submit(source.session.start)  # while the first case is drawn
-            turn = threading.Lock()
 
-            def call(case: PlannedCase, drawn: JudgedCase) -> CaseResult:
-                with turn:  # one call at a time
-                    found = self._called(
-                        source, drawn, seconds=self.limits.setup_seconds if case is compiling else None
-                    )
-                    if case is compiling and self.compiled is not None and folder is not None:
-                        self.compiled.keep(folder)
-                    return found
+            def call(case: PlannedCase, before: Sequence[Future[JudgedCase]], drawn: JudgedCase) -> CaseResult:
+                wait(before)  # one call at a time, in order
+                found = self._called(
+                    source, drawn, seconds=self.limits.setup_seconds if case is compiling else None
+                )
+                if case is compiling and self.compiled is not None and folder is not None:
+                    self.compiled.keep(folder)
+                return found
 
             try:
                 # The next cases are drawn, solved and called, one call at a time, while previous ones are judged.
@@ -411,7 +410,8 @@ class SolutionRun:
                     ):
                         held -= waiting[0][0].memory
                         yield from waiting.popleft()[-1].result()
-                    calling = callers.submit(next, run.each([case], partial(call, case), SOLUTION))
+                    before = [one for _, one, _ in waiting]
+                    calling = callers.submit(next, run.each([case], partial(call, case, before), SOLUTION))
                     waiting.append((case, calling, judges.submit(self._judged, run, calling)))
                 while waiting:
                     yield from waiting.popleft()[-1].result()
