@@ -1,4 +1,4 @@
-"""What an adapter is: a call of a pinned package, told by a definition's form, never by its name."""
+"""Adapters: calls of pinned packages as ground truths, chosen by a definition's form, never by its name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks import Module, Stack
 from traceproof.text import names
 
-# For ground truths.
+# Names that files of ground truths import from here.
 __all__ = ["TORCH_DTYPES", "Definition", "Given", "Module", "Values", "dtype_of", "scalar", "tensor"]
 
-Api = Mapping[str, Any]  # what an adapter's API keys stand for at the installed version
+Api = Mapping[str, Any]  # by API key: the object that it stands for at the installed version
 Outputs = Mapping[str, "torch.Tensor"]
-# Compute capabilities that a kernel runs on, the first and the last; these go up to the newest there is.
+# First and last compute capability that a kernel runs on; (12, 9) is the newest there is.
 SM75, SM80, SM89 = (((7, 5), (12, 9)), ((8, 0), (12, 9)), ((8, 9), (12, 9)))
 STAND_IN = "stands_in"  # attribute of a loader whose modules stand in for a package that is absent
 
@@ -52,7 +52,7 @@ def resolve(stack: Stack, keys: Sequence[str]) -> Api | Unavailable:
 
 
 def with_one_object_each(api: Api) -> Api:
-    """The same API, in which each class makes one object, which every later call gets again."""
+    """The API with each class replaced by a function that makes one object and returns it in later calls."""
 
     def once(kind: type) -> Callable[..., Any]:
         made: list[Any] = []
@@ -68,6 +68,7 @@ def with_one_object_each(api: Api) -> Api:
 
 
 def _find(stack: Stack, key: str) -> Any:  # noqa: ANN401 - whatever the package holds
+    """The object of an API key, at the first of its places that exists; else Unavailable, with all reasons."""
     installed = f"{stack.distribution} {version(stack) or '(a checkout)'}"
     reasons = []
     for place in stack.places(key):
@@ -93,17 +94,17 @@ def _is_gone(module: str, error: ImportError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Which names a definition may have for a call to serve it."""
+    """The names of inputs and outputs that a definition must or may have for a call to serve it."""
 
     # names that the definition must have; `optional` ones may be there too, others must not
     inputs: frozenset[str]
     optional: frozenset[str]
     outputs: frozenset[str]  # names that the call can give; the definition must not ask for others
-    rows: str | None  # the input whose first axis, if empty, leaves nothing to compute; None: none does
+    rows: str | None  # the input without whose rows (first axis) nothing is computed; None: there is none
 
 
 def signature(text: str, *, rows: str | None = None) -> Signature:
-    """`"q k [mask] -> output lse"` as a signature; each optional input stands in brackets."""
+    """Parse a text such as `"q k [mask] -> output lse"`; optional inputs are in brackets."""
     inputs, _, outputs = text.partition("->")
     optional = {name for name in names(inputs) if name[0] == "["}
     return Signature(names(inputs) - optional, frozenset(name[1:-1] for name in optional), names(outputs), rows)
@@ -113,17 +114,17 @@ Call = Callable[..., Outputs]  # (api, definition, inputs) -> outputs by name, f
 
 
 def asked(definition: Definition, **outputs: torch.Tensor) -> Outputs:
-    """Those of a call's outputs that a definition has."""
+    """The tensors of `outputs` that the definition has as outputs, by name."""
     return {name: outputs[name] for name in definition.outputs}
 
 
 def nothing(_: Given) -> dict[str, Any]:
-    """The function takes a definition's inputs and no more."""
+    """No further arguments, whatever the inputs: the default of `Op.called(more=...)`."""
     return {}
 
 
 class Conditions(TypedDict, total=False):
-    """What else an adapter says of its call; see there."""
+    """Optional fields of Adapter, as keyword arguments."""
 
     packages: tuple[str, ...]
     accepts: Callable[[Definition], bool]
@@ -135,7 +136,7 @@ class Conditions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One way to compute what a definition specifies."""
+    """One call of a package that computes what a definition specifies."""
 
     name: str  # shown in messages
     signature: Signature  # names of the definition's inputs and outputs
@@ -163,7 +164,7 @@ class Adapter:
         )
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether it uses a GPU, and this one will do."""
+        """Whether it needs a GPU, and runs on one of this compute capability."""
         return self.sm is not None and self.sm[0] <= capability <= self.sm[1]
 
     def unsupported(self, definition: Definition) -> Unavailable | None:
@@ -199,7 +200,7 @@ class Adapter:
         return None
 
     def empty(self, definition: Definition, inputs: Values) -> Outputs | None:
-        """Outputs of a case without rows, where they have no elements at all; None if there is work."""
+        """Empty outputs, where the input `rows` has no rows and all outputs are empty; None if there is work."""
         rows = self.signature.rows
         if rows is None or tensor(inputs, rows).shape[0]:
             return None
@@ -215,7 +216,7 @@ class Adapter:
 
 
 def sizes(definition: Definition, inputs: Values) -> dict[str, int]:
-    """Every axis of the definition that an input's shape tells."""
+    """Sizes of the definition's const axes, and of those in the shapes of inputs."""
     found = dict(definition.const_axes)
     for name, spec in definition.inputs.items():
         value = inputs.get(name)

@@ -1,4 +1,4 @@
-"""Softmax attention: its formula, and what calls of it give, by the names of their inputs.
+"""Softmax attention: its formula, and how the inputs of each kind of call are read, by their names.
 
 Every call is brought to one shape: queries [T, Hq, D], flattened keys [S, Hkv, D] and values [S, Hkv, Dv], and one
 `Span` per sequence that says which queries see which rows. Absorbed latent attention is the case Hkv = 1 with the
@@ -8,9 +8,10 @@ Queries without a visible key, whether the sequence is empty or q_len > kv_len u
 output of 0 and an LSE of -inf. That is this project's decision where published references differ (some give NaN);
 it is what FlashInfer's kernels do, and the limit of a sum over nothing.
 
-Keys lie in pages that an index pointer or a table [sequences, pages] names, side by side, or where a token's
-list says; queries have ends, lengths, or the same number in each sequence. Lists or bits of blocks of keys, per
-block of queries, leave out the others, or put a mean in the place of each, which weighs as many keys as it has.
+Keys are in pages that an index pointer or a table [sequences, pages] names, or end to end, or where a token's list
+points. Queries have offsets, lengths, or the same number in each sequence. In block-sparse calls, lists or bits
+name the blocks of keys that a block of queries sees; each other block is left out, or replaced by a summary: one
+key and one value, which weigh as much as all keys of the block.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from traceproof.ops.formula import Part, Wide, same
 
 MAX_LOGITS = 1 << 22  # logits held at once: 32 MiB in float64, three such arrays live at a time
 INSTRUCTION = 16  # products of 16-bit numbers that a tensor core of a Hopper GPU adds to a float32 sum at a time
-LSE_FACTOR = 8.0  # of the gate of log-sum-exps
+LSE_FACTOR = 8.0  # factor of the comparison of log-sum-exps
 GATES: Mapping[str, Comparison] = {
     "output": Close(),
-    # Over a single key the LSE is one dot product: few values a case, some exact by luck. The worst of 192 right
-    # answers (3 to 6 heads, one key) came to 1.07 of the limit at factor 4 and to 0.72 at 8.
+    # Over a single key the LSE is one dot product: few values per case, some exact by chance. The worst of 192
+    # correct results (3 to 6 heads, one key) reached 1.07 of the limit at factor 4 and 0.72 at 8.
     "lse": Close(factor=LSE_FACTOR, reason="few roundings to measure by, and a CPU's luck differs from a GPU's"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence."""
+    """One sequence: its queries, its keys, and which of them each query sees."""
 
     start: int  # first query row of the sequence
     stop: int  # one past its last query row
     rows: torch.Tensor  # int64 [kv_len], the rows of the flattened keys and values, in the order of the sequence
     causal: bool  # the last query sees all rows, each query before it one row less; otherwise all see all
     window: int = -1  # rows that a query sees before its own place, the last query's being the last row; -1: all
-    bias: torch.Tensor | None = None  # [1, Hkv or Hq, queries or 1, kv_len], added to scaled logits; -inf hides
+    bias: torch.Tensor | None = None  # [1, Hkv or Hq; queries or 1; kv_len], added to scaled logits; -inf hides
 
 
 Spans = tuple[Span, ...]
@@ -78,7 +79,7 @@ class Precision:
     weights: torch.dtype
     lost: float = 0.0  # part of each logit that is lost, toward zero
     shifted: bool = True  # whether the largest logit is subtracted before the exponential
-    # of queries [H, N, D] and keys [H, D, L]; None: torch's own
+    # product of queries [H, N, D] and keys [H, D, L]; None: torch.bmm
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
@@ -132,7 +133,7 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
 
 
 def _by_key_head(bias: torch.Tensor, kv_heads: int, ratio: int) -> torch.Tensor:
-    """What is added to logits [Hkv, queries * ratio, keys], where one for all of them is 1 long."""
+    """Reshape a bias [1, Hkv or Hq; queries or 1; L] so that it adds to logits [Hkv, queries * ratio, L]."""
     if len(bias) in {1, kv_heads}:
         return bias.repeat_interleave(ratio if bias.shape[1] > 1 else 1, 1)
     return bias.view(kv_heads, ratio, *bias.shape[1:]).transpose(1, 2).flatten(1, 2)
@@ -149,7 +150,7 @@ def cut_off(width: int) -> float:
     return (math.ceil(width / INSTRUCTION) + 1) / 2 * 2.0**-23
 
 
-# What calls give
+# Inputs of calls, by name
 
 # Axes of each input, several where calls differ: b sequences, y queries of each, t queries of all, h heads; n keys
 # of all, l of each, g their heads; p pages of s tokens, m pages of a sequence; i, j ends of sequences; a heads of
@@ -190,14 +191,14 @@ KV_LENGTHS = ("seq_lens", "seq_lens_kv", "actual_seq_lens_kv")
 ENDS, KV_ENDS = ("qo_indptr", "cum_seq_lens_q", "cu_seqlens_q"), ("cum_seq_lens_kv", "cu_seqlens_k")
 FACTORS = ("bmm2_scale", "output_scale", "scale_bmm2")
 SCALES = ("sm_scale", "scale", "softmax_scale", "bmm1_scale", "scale_bmm1", "scale_softmax")
-CAUSAL = ("causal", "is_causal", "q_len_per_req")  # draft tokens have a causal mask
-CODES = DType.FLOAT8_E4M3FN  # of queries, keys and values of 8 bits; weights are rounded to it then
-HEADS_LAST = "page_table"  # XQA's, in whose pages heads lie behind tokens
+CAUSAL = ("causal", "is_causal", "q_len_per_req")  # the last is of draft tokens, which have a causal mask
+CODES = DType.FLOAT8_E4M3FN  # dtype of queries, keys and values of 8 bits; softmax weights are rounded to it then
+HEADS_LAST = "page_table"  # XQA's table; in its pages, heads are behind tokens
 ROPE = 64  # rotated channels of a latent key, where no axis says how many there are
 POINTED = "kv_indices"  # the pages of all sequences, one after the other
 BLOCKED = ("block_indptr", "exact_block_bits")
 MSA_BLOCK = 128  # keys of a block that MiniMax's lists name
-# Of block-sparse cases; windows; the factor of outputs; speculated tokens; context parallelism.
+# Values of scalar inputs in cases.
 NUMBERS: Mapping[str, float] = {
     "q_block_size": 8,
     "kv_block_size": 16,
@@ -215,7 +216,7 @@ NUMBERS: Mapping[str, float] = {
     "q_global_scale": 0.75,
     "k_global_scale": 0.25,
 }
-# What of a call says nothing of the result: memory to work in, sizes once more, what is left at its default.
+# Inputs that do not change the result: memory to work in, sizes given once more, options left at their defaults.
 UNSAID = """
 workspace_buffer semaphores output validate split_kv out_dtype kv_layout mask_type enable_pdl max_kv_len
 max_seq_len max_seq_len_q max_q_len max_sequence_kv max_token_per_sequence max_seq_len_kv num_kv_heads page_size
@@ -233,7 +234,7 @@ def one_of(names: Iterable[str], inputs: Mapping[str, Any]) -> Any:  # noqa: ANN
 
 
 def is_tabled(definition: Definition) -> bool:
-    """Whether neither an index pointer nor a token's list says which keys a sequence has."""
+    """Whether tables, lengths or sizes say where keys are, as there is no kv_indptr and no sparse_indices."""
     return not {"kv_indptr", "sparse_indices"} & definition.inputs.keys()
 
 
@@ -255,7 +256,7 @@ def words(bits: torch.Tensor) -> torch.Tensor:
 
 
 def page_of(definition: Definition) -> int:
-    """Tokens of a table's entry: a page, or the part of one that has that name; 1: there are no pages."""
+    """Tokens per page, or per entry of a table if entries name parts of pages; 1: there are no pages."""
     if not is_tabled(definition):
         pages = POINTED in definition.inputs
         return (dim(definition, layout_of(definition.inputs).keys[0], 1) if pages else 1) or 1
@@ -266,7 +267,7 @@ def page_of(definition: Definition) -> int:
 
 
 def blocks_of(definition: Definition) -> tuple[int, int]:
-    """Queries and keys of a block, where patterns are of blocks."""
+    """(queries, keys) per block, where patterns are of blocks."""
     height, width = (
         definition.const_axes.get(one, int(NUMBERS[one])) for one in ("q_block_size", "kv_block_size")
     )
@@ -281,7 +282,7 @@ def number(definition: Definition, inputs: Given, *names: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """Names of a form's tensors. Parts of a vector lie side by side."""
+    """Names of a form's tensors; several are the parts of one vector, side by side."""
 
     queries: tuple[str, ...]  # each [T, Hq, D]
     keys: tuple[str, ...]  # as wide as the queries: [pages, page_size, Hkv, D], or [S, Hkv, D] without pages
@@ -310,7 +311,7 @@ def layout_of(names: Container[str]) -> KeyLayout:
     return next(layout for layout in LAYOUTS if layout.values in names)
 
 
-# Calls of ground truths are emitted with the functions that they use, so these two give no class of ours.
+# Calls of ground truths are emitted as code with the functions that they use: these two return no class of ours.
 
 
 def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -331,7 +332,7 @@ def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
 
 
 def rows_of(inputs: Given, page: int) -> list[torch.Tensor]:
-    """Each sequence's rows, int64: end to end, through a page table, or as a token's list names them, -1 none.
+    """int64 rows of each sequence's keys: end to end, through pages, or as a token's list names them (-1: none).
 
     Without any of these there is one sequence, of all rows.
     """
@@ -357,7 +358,7 @@ def rows_of(inputs: Given, page: int) -> list[torch.Tensor]:
 def tensors_of(
     definition: Definition, inputs: Given
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """What `flattened` gives, of a call with tables or of equally long sequences; queries are as they are."""
+    """As `flattened`, of a call with tables or of equally long sequences; queries keep their shape."""
     q, keys, values = (one_of(names, inputs) for names in (QUERIES, KEYS, VALUES))
     both, paged, heads_last = one_of(COMBINED, inputs), one_of(TABLES, inputs) is not None, HEADS_LAST in inputs
     if "qkv" in inputs:
@@ -374,7 +375,7 @@ def tensors_of(
 
 
 def tokens_of(definition: Definition, inputs: Given, *, count: int, each: int) -> list[torch.Tensor]:
-    """Rows of the keys of each sequence, out of `count`; where a table names pages of each query, of it."""
+    """int64 rows of each sequence's keys, or each query's if a table has pages per query, out of `count` rows."""
     table, lengths, ends = (one_of(names, inputs) for names in (TABLES, KV_LENGTHS, KV_ENDS))
     device = one_of(QUERIES, inputs).device
     if table is None:
@@ -393,9 +394,9 @@ def tokens_of(definition: Definition, inputs: Given, *, count: int, each: int) -
 
 
 def operands_of(definition: Definition, inputs: Given) -> Operands:
-    """What attention is computed from, of any call. Summaries of blocks are keys behind the others.
+    """The operands of any call. Summaries of blocks are appended to keys and values.
 
-    Where each key head has a table of its own, heads are sequences.
+    If each key head has a table (`by_heads`), each pair of a sequence and a key head becomes a Span.
     """
     q, k, v, rows = tensors_of(definition, inputs) if is_tabled(definition) else flattened(inputs)
     queries, scale = q.reshape(-1, *q.shape[-2:]), one_of(SCALES, inputs)
@@ -432,33 +433,33 @@ def operands_of(definition: Definition, inputs: Given) -> Operands:
 
 
 def listed(definition: Definition) -> bool:
-    """Whether a table names pages of each query."""
+    """Whether a table, [sequences, queries, pages], names pages for each query."""
     table, q = one_of(TABLES, definition.inputs), one_of(QUERIES, definition.inputs)
     return table is not None and len(table.shape) == 3 and table.shape[0] == q.shape[0]
 
 
 def by_heads(definition: Definition) -> bool:
-    """Whether each key head selects pages of its own."""
+    """Whether a table, [key heads, sequences, pages], names pages for each key head."""
     table = one_of(TABLES, definition.inputs)
     return table is not None and len(table.shape) == 3 and not listed(definition)
 
 
 def value_width(definition: Definition) -> int:
-    """Channels of an output's head: of a latent key that no axis divides, all that are not rotated."""
+    """Channels per head of the output; of a latent key without an axis for them, all but the ROPE rotated ones."""
     width = definition.const_axes.get((next(iter(definition.outputs.values())).shape or ("",))[-1])
     both = one_of(COMBINED, definition.inputs)
-    if width is None and both is None:  # no output has values
+    if width is None and both is None:  # the output has no value channels
         return definition.const_axes[one_of(QUERIES, definition.inputs).shape[-1]]
     return width or definition.const_axes[both.shape[-1]] - ROPE
 
 
 def hiding(seen: torch.Tensor) -> torch.Tensor:
-    """Zeros where a key is seen, else minus infinity."""
+    """A float64 bias of the shape of `seen`: 0 where a key is seen, else minus infinity."""
     return torch.zeros(seen.shape, dtype=torch.float64, device=seen.device).masked_fill(~seen, -math.inf)
 
 
 def owned(inputs: Given, row: int, span: Span) -> torch.Tensor:
-    """Keys that this rank owns, r, r + world, ..., up to each speculated token's place in the context."""
+    """Bias [1, queries, keys]: a rank holds keys r, r + world, ..., seen up to each speculated token's place."""
     world, rank = int(inputs["cp_world"]), int(inputs["cp_rank"])
     place = int(inputs["causal_seqlens_kv_global"][row]) + torch.arange(
         span.stop - span.start, device=span.rows.device
@@ -468,7 +469,7 @@ def owned(inputs: Given, row: int, span: Span) -> torch.Tensor:
 
 
 def added(inputs: Given, span: Span) -> torch.Tensor:
-    """Of the one sequence a custom mask, and slopes of heads times the key's place less the query's."""
+    """Bias [1 or heads, queries, keys]: a custom mask; ALiBi's slope times (key's place - query's place)."""
     count, length, device = span.stop - span.start, len(span.rows), span.rows.device
     bias = torch.zeros((1, count, length), dtype=torch.float64, device=device)
     if inputs.get("custom_mask") is not None:
@@ -482,13 +483,13 @@ def added(inputs: Given, span: Span) -> torch.Tensor:
 
 
 def named(lists: torch.Tensor, span: Span) -> torch.Tensor:
-    """Keys in the blocks that lists [Hkv, T, topk] name, -1 none."""
+    """Bias [Hkv, queries, keys] that shows the blocks of keys in lists [Hkv, T, topk]; -1 names none."""
     block = torch.arange(len(span.rows), device=lists.device) // MSA_BLOCK
     return hiding((lists[:, span.start : span.stop, :, None] == block).any(-2))
 
 
 def blocked(definition: Definition, inputs: Given, row: int, span: Span, tokens: int) -> Span:
-    """A sequence under its pattern of blocks; summaries of the others follow, and weigh as many keys."""
+    """The Span under its pattern of blocks, with summaries of the hidden blocks, if given, as further keys."""
     height, width = (int(number(definition, inputs, name) or 0) for name in ("q_block_size", "kv_block_size"))
     length, device = len(span.rows), span.rows.device
     count = -(-length // width)
@@ -507,6 +508,7 @@ def blocked(definition: Definition, inputs: Given, row: int, span: Span, tokens:
         seen = seen & words(inputs["kv_valid_bits"][row])[:length]
     if "k_summary" not in inputs:
         return replace(span, bias=hiding(seen))
+    # A summary weighs as much as all keys of its block: log(their number) is added to its logit.
     mass = torch.full((count,), float(width), dtype=torch.float64, device=device)
     mass[-1:] = length - (count - 1) * width
     bias = torch.cat([hiding(seen), hiding(~chosen) + mass.log()], -1)
@@ -540,10 +542,10 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
     FlashInfer's kernels for Ampere get it from the tensor core too. What tensor cores may cut off a logit of
     16-bit numbers is `lost`, over the factor that the LSE's gate allows.
 
-    Of a variant: `weights` kept in that dtype, another `product`, `attended` otherwise. Of a mutant: other
-    `spans`, another `scale`, query head h reading key head
-    h % Hkv (`interleaved`), other `values`, logits that are not `shifted` by the largest one, nor `capped`;
-    `sinks` or the `factor` left out.
+    Equivalent variants keep softmax `weights` in that dtype, or take another `product` or another function than
+    `attend` (`attended`). Mutants change `spans`, `scale` or `values`, let query head h read key head h % Hkv
+    (`interleaved`), do not subtract the largest logit (`shifted`), or leave out the cap (`capped`), `sinks` or
+    `factor`.
     """
     given = operands_of(wide.definition, wide.values)
     given = replace(given, spans=spans(given.spans), scale=scale(given.scale), v=values(given.v))

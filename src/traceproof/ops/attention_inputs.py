@@ -34,7 +34,7 @@ from traceproof.ops.attention import KeyLayout, listed, one_of, page_of
 from traceproof.ops.base import Values
 from traceproof.ops.cases import AFTER, OTHER_SCALARS, Case
 
-POISON = 50.0
+POISON = 50.0  # value of rows that no sequence may read
 LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n) slightly beats 2**n other keys
 FLAT = 2.0  # deviation of logits up to which all keys share the weight; above, the largest few have it all
 NEGATIVE = 120.0  # beyond 104, where exp(-x) is 0 in float32 even as a subnormal number
@@ -67,7 +67,7 @@ class Style:
 
     pattern: str  # see above
     amplitude: float  # factor on queries and keys
-    width: int  # size of a key
+    width: int  # channels of a key
     scale: float  # the softmax scale
 
     @classmethod
@@ -82,7 +82,7 @@ class Style:
     def tensor(
         self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, keys: bool
     ) -> torch.Tensor:
-        """Queries or keys [..., D], these with the sign that the pattern's products have."""
+        """Draw queries, or keys with the sign that the pattern's products have, [..., D]."""
         if self.pattern == "ties":
             return draw.integers(name, shape, torch.int32, low=-1, high=2).to(dtype)
         made = draw.normal(name, shape, dtype, scale=self.amplitude)
@@ -101,14 +101,14 @@ class Visible:
     first: list[int]  # for every query, where its sequence starts in `rows`
     visible: list[int]  # for every query, how many tokens it sees
     lengths: list[int]  # for every query, the length of its sequence
-    page_size: int  # tokens a page
+    page_size: int  # tokens per page
     window: int = -1  # tokens that a query sees before its own; -1: all
 
     @classmethod
     def of(
         cls, params: Mapping[str, Any], ids: list[list[int]], page: int, *, causal: bool, device: torch.device
     ) -> Visible:
-        """Sequences of a case's lengths, on pages of these numbers if there are any, else end to end."""
+        """Of a case's lengths: on pages of these `ids`, per sequence, if there are any, else end to end."""
         kv_lens, q_lens = lengths_of(params)
         parts = [torch.arange(sum(kv_lens))]
         if ids:
@@ -127,7 +127,7 @@ Specified = tuple[Mapping[str, tuple[int, ...]], Mapping[str, "torch.dtype"]]  #
 
 
 def drawn(layout: KeyLayout, specs: Specified, case: Case, draw: Draw, sequences: Visible) -> Values:
-    """Queries, keys, values and the softmax scale in the case's style; rows that nobody may read hold poison."""
+    """Queries, keys, values and the softmax scale in the case's style; rows that no sequence reads hold POISON."""
     shapes, dtypes = specs
     before = QK_NOPE if layout.latent else 0
     scale = float(torch.tensor(1 / math.sqrt(before + shapes[layout.keys[-1]][-1]), dtype=torch.float32))
@@ -235,12 +235,12 @@ class PageTable:
         return table
 
 
-# What says where keys lie.
+# Inputs that say where keys are.
 
 
 @dataclass(frozen=True, slots=True)
 class CaseLayout:
-    """Where keys and queries of a case lie, for an input that says so."""
+    """A case's lengths and pages, for drawing an input that says where keys and queries are."""
 
     definition: Definition
     case: Case
@@ -265,13 +265,13 @@ class CaseLayout:
         return ranks // 2 if OTHER_SCALARS in self.case.params else ranks
 
     def coins(self, name: str, count: int) -> list[int]:
-        """About half of the numbers below `count`, with 0."""
+        """Ascending numbers below `count`: 0, and each other one with probability 1/2, drawn on the host."""
         host = HostDraw(definition=self.definition.name, case=f"{self.case.id} blocks", seed=self.case.seed)
         return [at for at, one in enumerate(host.integers(name, count, low=0, high=2)) if one or not at]
 
     @property
     def kept(self) -> list[tuple[int, list[int]]]:
-        """Of each key head and sequence, this one's number, and which of its pages are selected: one is not."""
+        """(sequence, places of its selected pages) per key head and sequence: all pages but one."""
         found = []
         for head, (row, own) in product(range(self.heads), enumerate(self.ids)):
             lost = (head + 1) % len(own) if len(own) > 1 else -1
@@ -280,10 +280,10 @@ class CaseLayout:
 
 
 def tables(of: CaseLayout) -> list[list[int]]:
-    """Pages of each sequence, then one that nobody has; with a third axis those that each key head selects."""
+    """Rows of page ids per sequence, key head or query, padded with an unused page (per query with -1)."""
     used = {page for own in of.ids for page in own}
     spare = min({*range(len(used) + 1)} - used)
-    if listed(of.definition):  # of each query all but one, in turn
+    if listed(of.definition):  # each query has all pages but one, another one in turn
         own = [(ids, at % len(ids)) for ids in of.ids for at in range(of.shape[1])]
         found = [(ids[:lost] + ids[lost + 1 :] or ids)[: of.shape[2]] for ids, lost in own]
         return [[*ids, *[-1] * (of.shape[2] - len(ids))] for ids in found]
@@ -292,7 +292,7 @@ def tables(of: CaseLayout) -> list[list[int]]:
 
 
 def key_counts(of: CaseLayout) -> list[int]:
-    """Keys of each sequence; of each key head and sequence, where heads select pages."""
+    """Keys of each sequence; where key heads select pages, those per key head and sequence."""
     if not calls.by_heads(of.definition):
         return of.kv_lens
     page = page_of(of.definition)
@@ -300,7 +300,7 @@ def key_counts(of: CaseLayout) -> list[int]:
 
 
 def block_lists(of: CaseLayout) -> list[list[int]]:
-    """Of each sequence, head of the pattern, and block of queries, the blocks of keys that it sees."""
+    """Blocks of keys that are seen, per sequence, head of the pattern and block of queries."""
     height, width = calls.blocks_of(of.definition)
     pattern = one_of(calls.BLOCKED, of.definition.inputs)
     heads = of.definition.const_axes[pattern.shape[1]]
@@ -312,14 +312,14 @@ def block_lists(of: CaseLayout) -> list[list[int]]:
 
 
 def block_ends(of: CaseLayout) -> list[list[int]]:
-    """Where the lists of each sequence and head begin and end."""
+    """Offsets of `block_lists` in their concatenation, per sequence and head."""
     lists = block_lists(of)
     rows, ends = of.shape[2] - 1, starts([len(own) for own in lists])
     return [ends[at : at + rows + 1] for at in range(0, len(lists), rows)]
 
 
 def block_bits(of: CaseLayout) -> list[list[int]]:
-    """The lists as words of bits, each an int32."""
+    """`block_lists` as bits in int32 words, the lowest bit first."""
     words = [[0] * of.shape[-1] for _ in block_lists(of)]
     for word, own in zip(words, block_lists(of), strict=True):
         for block in own:
@@ -328,14 +328,14 @@ def block_bits(of: CaseLayout) -> list[list[int]]:
 
 
 def valid_bits(of: CaseLayout) -> list[list[int]]:
-    """Any keys, but the first of each 32."""
+    """Random bits for valid keys, as words; the first key of each 32 is always valid."""
     host = HostDraw(definition=of.definition.name, case=f"{of.case.id} valid", seed=of.case.seed)
     rows = (host.integers(f"{row}", of.shape[1], low=0, high=1 << 31) for row in range(of.shape[0]))
     return [[one | 1 for one in row] for row in rows]
 
 
 def query_lists(of: CaseLayout) -> list[list[list[int]]]:
-    """Of each key head and query, blocks of keys in order, then -1."""
+    """Blocks of keys per key head and query, ascending, then -1."""
     owner = [row for row, count in enumerate(of.q_lens) for _ in range(count)]
     found = []
     for head in range(of.shape[0]):
@@ -343,12 +343,13 @@ def query_lists(of: CaseLayout) -> list[list[list[int]]]:
             of.coins(f"{head} {at}", -(-of.kv_lens[row] // calls.MSA_BLOCK))[-of.shape[2] :]
             for at, row in enumerate(owner)
         ]
-        if "causal" not in of.definition.inputs:  # which hides all but the first block from the first queries
+        if "causal" not in of.definition.inputs:  # a mask may leave queries the first block only
             lists = [own[at % 2 :] or own for at, own in enumerate(lists)]
         found.append([[*own, *[-1] * (of.shape[2] - len(own))] for own in lists])
     return found
 
 
+# By input: a function that returns its elements as (nested) lists of integers.
 STRUCTURE: Mapping[str, Callable[[CaseLayout], Any]] = {
     **dict.fromkeys(calls.TABLES, tables),
     **dict.fromkeys(calls.KV_LENGTHS, key_counts),
@@ -469,7 +470,7 @@ def tabled(
 
 
 def stressing(page: int, pages: int, *, causal: bool) -> Iterator[Planned]:
-    """Long contexts, extreme logits, all keys alike, objects that served other lengths, a far cache if any."""
+    """Long contexts, extreme logits, equal keys, objects that served other lengths, a far cache if any."""
     yield "stress-long", [LONG_PREFILL, LONG_PREFILL - 1] if causal else LONG_DECODE, [64, 1], {}
     if not causal:
         yield "stress-longest", [LONGEST - 1], [], {}

@@ -1,12 +1,12 @@
 """How an output is compared: declared by the op, carried out by the judge.
 
 Every kind is judged against the float64 oracle. The op gives, beside the oracle's value, a `baseline`: the same
-output computed naively at the precision the kernel works in. What the baseline loses is what precision costs, so
+output computed naively at the precision the kernel works in. The baseline's error is what that precision costs, so
 an implementation may err about that much and not more.
 
-Beside an output `name` that is judged by its values, the op's oracle may return what is open: `name@free`, bool in
-the output's shape or with 1 in place of axes, true where anything is right, NaN too; and `name@groups`, whole
-numbers in its shape: entries in places of one group may stand in any order. The oracle's own ascend there.
+For an output `name` judged by its values, the op's oracle may also return `name@free`, bool in the output's shape
+or with 1 in place of axes, true where any value is right, NaN too; and `name@groups`, integers in its shape:
+values in places of equal groups may be in any order. The oracle's own values ascend there.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Limits of a reference of a quantised op, beside one rounding of the output. Experts in float32 reach 0.2 of them,
-# with all intermediates in bfloat16 0.9; an output x 1.01 or x 0.99 lies above 1 in every case with work in it.
+# Limits for references of quantised ops, in addition to one rounding of the output. Experts in float32 reach 0.2
+# of them, with bfloat16 intermediates 0.9; output times 1.01 or 0.99 exceeds them in every case with work in it.
 REFERENCE_RMS = 0.006
 REFERENCE_SLOPE = 0.004
-LOSSLESS_SLOPE = 2.0**-10  # a quarter of bfloat16's rounding; an output that is cut off has 0.7 of one
+LOSSLESS_SLOPE = 2.0**-10  # a quarter of bfloat16's rounding; truncating the output gives 0.7 of a rounding
 ANY_CODE = 1 << 14  # beyond all codes in their order
 
 
@@ -91,27 +91,27 @@ class Samples:
 class Quantised:
     """Outputs of fp8 and fp4 kernels: relative RMS error, cosine and slope against the oracle, hit ratio reported.
 
-    The op's oracle may return, beside output `name`, an entry `name + "@roundings"`: float64 [1], over how many
-    equal roundings inside the kernel the slope averages. Fewer leave more of it to luck, see `judge.gates`.
+    The op's oracle may return, beside output `name`, an entry `name + "@roundings"`: float64 [1], the number
+    of equal roundings inside the kernel that the slope averages. With few, it varies by chance: see `judge.gates`.
     """
 
     # limit of RMS(error) / RMS(oracle) per row, where activations are requantised inside the kernel
     rms: float = 0.1
-    # limit of |<x, oracle> / <oracle, oracle> - 1| over the output, what roundings tilt by luck aside; catches a
-    # wrong scale
+    # limit of |<x, oracle> / <oracle, oracle> - 1| over the output, beyond what roundings tilt by chance; catches
+    # a wrong scale
     slope: float = 0.02
     reason: str = (
         "requantising the activations to fp8 costs a few per cent of RMS; zeros cost 100, a sign flip 200"
     )
-    exact: bool = True  # whether what kernels requantise of lossless inputs keeps its value
+    exact: bool = True  # whether requantising inside kernels is exact for lossless inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Bits must agree (copies, integer results); codes of a narrow format may be any that a right rounding gives.
+    """Bits must agree (copies, integer results); codes of a narrow format may be any from a correct rounding.
 
-    For codes, `order` turns the output into int16 in the order of what they stand for (`formats.Format.order`).
-    The op's oracle returns, beside output `name`, the least and the greatest that are right, as `name + "@low"`
+    For codes, `order` turns the output into int16 in the order of the codes' values (`formats.Format.order`).
+    The op's oracle returns, beside output `name`, the least and the greatest correct ones, as `name + "@low"`
     and `name + "@high"`, with a last axis more: pairs of which one must hold.
     """
 
@@ -123,7 +123,7 @@ Comparison = Close | Backward | IndexSet | Samples | Quantised | Exact
 
 
 def of_reference(kind: Comparison) -> Comparison:
-    """The comparison that a definition's reference is held to in place of a kernel's.
+    """The comparison for a definition's reference, made from that for kernels.
 
     A reference of a quantised op computes with the values that the codes stand for and requantises nothing, so it
     may not lose what a kernel may lose by that. The limits leave room for 16-bit intermediates.
@@ -139,6 +139,6 @@ def of_reference(kind: Comparison) -> Comparison:
 
 
 def of_lossless(kind: Quantised) -> Quantised:
-    """The comparison that a kernel on a GPU is held to where requantising loses nothing: its sums may."""
+    """The comparison for kernels on a GPU whose requantising loses nothing, although their sums may."""
     rms, slope = min(kind.rms, REFERENCE_RMS), min(kind.slope, LOSSLESS_SLOPE)
     return replace(kind, rms=rms, slope=slope, reason="what is requantised keeps its value, sums may have 16 bits")

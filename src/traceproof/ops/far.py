@@ -19,7 +19,7 @@ from traceproof.ops.base import Value, Values
 from traceproof.ops.cases import Case
 
 SIZE = "far"  # key of a case's drawing instructions: the size of the axis that a kernel gets
-BEFORE = "before"  # key: entries in front of which others are inserted, as many before each; else the first
+BEFORE = "before"  # key: the case's entries before which others are inserted, equally many; default: the first
 LEAST = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 31 bits do not reach
 UNSIGNED_LEAST = 2 * LEAST  # where 32 bits do not reach either, since kernels often number slots without a sign
 ROWS = 67  # rows of a small case: no power of two divides it, so an address that wraps is another row's
@@ -27,7 +27,7 @@ ROWS = 67  # rows of a small case: no power of two divides it, so an address tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Far:
-    """Which axis of a definition is enlarged, and what the entries added are."""
+    """Which axis of a definition is enlarged, and with which entries."""
 
     axis: str  # a var axis. What is inserted repeats the case's own entries in turn
     # inputs that number entries of the axis. The case's own entries then lie apart, every other one near the end,
@@ -35,11 +35,11 @@ class Far:
     slots: tuple[str, ...] = ()
     # inputs that cut the axis into parts; what is inserted belongs to the part of the entry after it
     bounds: tuple[str, ...] = ()
-    copies: int = 2  # how often a kernel's call holds what has the axis, optional inputs apart
-    unsigned: bool = False  # whether 32 bits without a sign do not count the elements either, as always in a pool
+    copies: int = 2  # copies of each tensor with the axis that a kernel's call holds, optional inputs apart
+    unsigned: bool = False  # whether more than 2**32 elements are needed, as always in a pool
 
     def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
-        """Size of the axis at which the largest input has as many elements as are meant: a multiple of `own`."""
+        """Size of the axis, a multiple of `own`, at which the largest input has (UNSIGNED_)LEAST elements."""
         const = {**dict.fromkeys(definition.var_axes, 1), **definition.const_axes, **axes}
         widths = (
             math.prod(const[axis] for axis in spec.shape or () if axis != self.axis)
@@ -50,7 +50,7 @@ class Far:
         return own * -(-least // (own * max(widths, default=least)))
 
     def bytes(self, definition: Definition, case: Case) -> int:
-        """Bytes that a kernel's call needs beside the small case."""
+        """Bytes that a kernel's call needs in addition to the small case."""
         grown = {**case.axes, self.axis: int(case.params.get(SIZE, 0))}
         tensors = (
             spec
@@ -61,11 +61,11 @@ class Far:
         return self.copies * sum(count * bits // 8 for count, bits in counts)
 
     def spread(self, definition: Definition, case: Case, inputs: Values) -> Values:
-        """The inputs as a kernel gets them."""
+        """The inputs with the axis enlarged, as a kernel gets them."""
         return {name: self._grown(definition, name, value, case) for name, value in inputs.items()}
 
     def kept(self, definition: Definition, case: Case, outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """What is judged of a kernel's outputs; those of another shape stay as they are."""
+        """The outputs with the small case's entries only, as they are judged; those of another shape unchanged."""
         kept = dict(outputs)
         for name in outputs.keys() & definition.outputs.keys():
             spec, value = definition.outputs[name], outputs[name]
@@ -78,7 +78,7 @@ class Far:
         return kept
 
     def _grown(self, definition: Definition, name: str, value: Value, case: Case) -> Value:
-        """An input as a kernel gets it."""
+        """An input as a kernel gets it: slots renumbered, bounds moved, or entries inserted along the axis."""
         if not isinstance(value, torch.Tensor):
             return value
         dim, places = self._along(definition.inputs[name]), self._places(case, value.device)
@@ -106,13 +106,13 @@ class Far:
         return shape.index(self.axis) if self.axis in shape else None
 
     def _inserted(self, case: Case) -> list[tuple[int, int]]:
-        """The case's entries in front of which others are inserted, and how many."""
+        """(entry, count): the case's entries before which others are inserted, and how many."""
         before = case.params.get(BEFORE, [0])
         share, rest = divmod(int(case.params[SIZE]) - case.axes[self.axis], len(before))
         return [(entry, share + (rest if not index else 0)) for index, entry in enumerate(before)]
 
     def _places(self, case: Case, device: torch.device) -> torch.Tensor:
-        """Where the case's own entries lie along the axis."""
+        """int64 indices of the case's own entries along the enlarged axis."""
         entries = torch.arange(case.axes[self.axis], device=device)
         if self.slots:
             return torch.where(entries % 2 == 0, int(case.params[SIZE]) - 1 - entries, entries)

@@ -73,14 +73,14 @@ class Format:
         return self.value(self.finite - 1)
 
     def value(self, code: int) -> float:
-        """What a code without a sign would stand for, if the format were not to end."""
+        """The number of a code without a sign, as if no code were infinity or NaN."""
         power, fraction = code >> self.mantissa, code & ((1 << self.mantissa) - 1)
         if self.signed and not power:
             return float(fraction) * 2.0 ** (1 - self.bias - self.mantissa)
         return (1 + fraction / (1 << self.mantissa)) * 2.0 ** (power - self.bias)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """What codes stand for, in float64. They are uint8, or the 8-bit float of this format, of any shape."""
+        """Values of codes, in float64. Codes are uint8, or the 8-bit float of this format, of any shape."""
         table = _values(self).to(codes.device)
         return table[codes.view(torch.uint8).long() & (len(table) - 1)]
 
@@ -107,11 +107,11 @@ class Format:
         return (code + negative * self.sign).to(torch.uint8)
 
     def round(self, values: torch.Tensor) -> torch.Tensor:
-        """Values as the format holds them, saturating, in the dtype given."""
+        """Values rounded to numbers of the format, saturating, in the dtype given."""
         return self.decode(self.encode(values)).to(values.dtype)
 
     def order(self, codes: torch.Tensor) -> torch.Tensor:
-        """Codes as int16 in the order of what they stand for, one between neighbours; -0 is -1, NaN lies apart."""
+        """Codes as int16 that ascend with their values, in steps of 1; -0 is -1, NaN 4096 (negative: -4097)."""
         code = codes.view(torch.uint8).to(torch.int16)
         magnitude = code & (self.codes - 1)
         if self.nan is not None:
@@ -127,7 +127,7 @@ E8M0 = Format("e8m0", exponent=8, mantissa=0, bias=127, finite=255)
 
 @cache
 def _values(form: Format) -> torch.Tensor:
-    """What each code stands for, those with a sign last."""
+    """The value of each code, float64 [codes], those with a sign last."""
     numbers = [form.value(code) for code in range(form.finite)]
     beyond = [torch.inf] if form.infinite else []
     plain = torch.tensor([*numbers, *beyond, *[torch.nan] * (form.codes - form.finite - len(beyond))])
@@ -194,7 +194,7 @@ def scale_blocks(rows: torch.Tensor, scales: torch.Tensor, *, height: int, width
 
 
 def exact(values: torch.Tensor) -> torch.Tensor:
-    """No rounding at all."""
+    """Return the values unchanged: no rounding."""
     return values
 
 
@@ -209,7 +209,7 @@ def to_fp8(values: torch.Tensor) -> torch.Tensor:
 
 
 def requantise_fp8(values: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
-    """What is left of `values` after fp8 with a scale, amax / 448, for each `block` of the last axis."""
+    """Values rounded to fp8 with a scale, amax / 448, per `block` of the last axis, and scaled back."""
     blocks = in_blocks(values, block)
     scale = blocks.abs().amax(-1, keepdim=True) / FP8_MAX
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))

@@ -32,11 +32,11 @@ class Wide:
     definition: Definition
     values: Values
     dtype: torch.dtype
-    # the definition's names for those of the formula, where they are others
+    # name in the formula -> name in the definition, where they differ
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A tensor; one of floating point in the precision of the formula."""
+        """An input tensor; one of floating point is converted to `dtype`."""
         value = self.given(name)
         return value.to(self.dtype) if value.dtype.is_floating_point else value
 
@@ -45,26 +45,26 @@ class Wide:
         return self.value(name) is not None
 
     def value(self, name: str) -> Value:
-        """An input as it is; None: it is not given."""
+        """An input, not converted; None: it is not given."""
         return self.values.get(self.names.get(name, name))
 
     def given(self, name: str) -> torch.Tensor:
-        """A tensor in its own dtype."""
+        """An input tensor in its own dtype."""
         value = self.value(name)
         assert isinstance(value, torch.Tensor), name
         return value
 
     def changed(self, **values: Value) -> Wide:
-        """The same with some inputs replaced."""
+        """A copy with some inputs replaced."""
         own = {self.names.get(name, name): value for name, value in values.items()}
         return replace(self, values={**self.values, **own})
 
     def maybe(self, name: str) -> torch.Tensor | None:
-        """That tensor, if it is given."""
+        """`self[name]`; None: it is not given."""
         return None if self.value(name) is None else self[name]
 
     def factor(self, name: str) -> torch.Tensor | float:
-        """A tensor, or a scalar input."""
+        """An input tensor as `self[name]`, or a scalar input as `number` returns it."""
         return self[name] if isinstance(self.value(name), torch.Tensor) else self.number(name)
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -95,7 +95,7 @@ class Wanted:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    names: Mapping[str, str] = field(default_factory=dict)  # the definition's names for the op's
+    names: Mapping[str, str] = field(default_factory=dict)  # name in the op -> name in the definition
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -113,7 +113,7 @@ Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
 
 
 def same(part: torch.Tensor) -> torch.Tensor:
-    """What is given: of a formula's parameter, nothing is changed."""
+    """Return a part of a formula unchanged: the default of parameters that mutants replace."""
     return part
 
 
@@ -124,9 +124,9 @@ class Variant:
         self,
         name: str,
         *,
-        applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
-        inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},  # those that are replaced
-        outputs: Callable[[Wide, Tensors], Tensors] = lambda _, __: {},  # likewise, of what the formula gives
+        applies: Callable[[Wide], bool] = lambda _: True,  # whether it is used on these inputs
+        inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},  # inputs that are replaced
+        outputs: Callable[[Wide, Tensors], Tensors] = lambda _, __: {},  # outputs that are replaced
         precision: str = "float32",
         formula: Formula | None = None,  # another one than the form's
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
@@ -140,28 +140,28 @@ class Variant:
 
 
 class Mutant(Variant):
-    """One that is wrong, as a kernel could be."""
+    """A variant that is wrong on purpose: a bug that a kernel could have."""
 
 
 def has(*names: str) -> Callable[[Wide], bool]:
-    """Whether one of these inputs is given."""
+    """A condition for `applies`: whether one of these inputs is given."""
     return lambda wide: any(name in wide for name in names)
 
 
 def has_not(name: str) -> Callable[[Wide], bool]:
-    """Whether an input is not given."""
+    """A condition for `applies`: whether an input is not given."""
     return lambda wide: name not in wide
 
 
 def is_on(name: str) -> Callable[[Wide], bool]:
-    """Whether a flag is set."""
+    """A condition for `applies`: whether a flag is set."""
     return lambda wide: bool(wide.number(name, 0.0))
 
 
 def altered(
     name: str, *names: str, change: Callable[[Any], Value], applies: Callable[[Wide], bool] = lambda _: True
 ) -> Mutant:
-    """The formula on inputs of which some are not what they should be; those absent stay so."""
+    """A mutant: the formula on inputs of which those of these names, if given, are replaced by `change`."""
     return Mutant(
         name,
         applies=lambda wide: any(one in wide for one in names) and applies(wide),
@@ -183,7 +183,7 @@ class Form:
         self.constants = tuple(constants)
 
     def named(self, names: Mapping[str, str]) -> Form:
-        """The form with other names for some of its own."""
+        """A copy of the form with other names for some inputs and outputs."""
         found = copy(self)
         found.inputs, found.outputs = (
             {names.get(name, name): one for name, one in part.items()} for part in (self.inputs, self.outputs)
@@ -197,7 +197,7 @@ class Form:
         return f"{' '.join(given)} -> {' '.join(self.outputs)}"
 
     def misfit(self, definition: Definition) -> str | None:
-        """What of a definition is not of this form; None: nothing."""
+        """Why a definition does not have this form; None: it has."""
         needed = {name for name, (_, optional) in self.inputs.items() if not optional}
         lacking, unknown = needed - definition.inputs.keys(), definition.inputs.keys() - self.inputs
         if lacking or unknown:
@@ -228,7 +228,7 @@ class Form:
 
 
 def _unlike(shape: Sequence[str] | None, letters: Sequence[str] | None, axes: dict[str, str]) -> str:
-    """A text where a shape is not what letters say, with the axes that they stand for so far; else empty."""
+    """Why a shape does not fit letters, empty if it does; enters the axes of new letters into `axes`."""
     if shape is None or letters is None:
         return "" if shape is letters else " "
     if letters[-1:] == ("*",):
@@ -241,6 +241,7 @@ def _unlike(shape: Sequence[str] | None, letters: Sequence[str] | None, axes: di
 
 
 def _parsed(text: str) -> dict[str, tuple[tuple[str, ...] | None, bool]]:
+    """By name: the letters of the axes (None for a scalar), and whether it is optional."""
     return {
         match[1]: (None if match[2] is None else tuple(match[2].split()), bool(match[3]))
         for match in TENSOR.finditer(text)
@@ -248,6 +249,6 @@ def _parsed(text: str) -> dict[str, tuple[tuple[str, ...] | None, bool]]:
 
 
 def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A value in an output's dtype; whole numbers are the nearest ones, of two the even one."""
+    """A value, contiguous, in an output's dtype; for whole numbers rounded, ties to the even one."""
     whole = value.dtype.is_floating_point and not dtype.is_floating_point
     return (value.round() if whole else value).to(dtype).contiguous()

@@ -1,4 +1,4 @@
-"""Gates of layers in the dtype given, and mutants of the states that recurrent ones carry."""
+"""Softplus and sigmoid of layers' gates in the dtype given, and mutants of the states of recurrent layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def state_names(inputs: Mapping[str, object], definition: Definition) -> tuple[str, str]:
-    """Names of the states, before and after."""
+    """(input, output): names of a recurrent layer's state before and after."""
     source = "initial_state" if "initial_state" in inputs else "state"
     return source, next(name for name in definition.outputs if name.endswith("_state"))
 
@@ -43,7 +43,7 @@ def _ends(wide: Wide) -> tuple[str, str]:
 
 
 def several(*names: str, axis: int = 0) -> Callable[[Wide], bool]:
-    """Whether an axis of the first of these inputs that is given has several entries."""
+    """A condition: whether an axis of the first of these inputs that is given has several entries."""
     return lambda wide: next((wide[name].shape[axis] > 1 for name in names if name in wide), False)
 
 

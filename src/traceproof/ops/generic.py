@@ -49,11 +49,11 @@ class GenericOp(Op):
         super().__init__(op_type, apart=False)
 
     def check(self, definition: Definition) -> None:
-        """Never knows the numerics."""
+        """Raises Unsupported always: there is no oracle."""
         raise Unsupported(f"op_type {definition.op_type!r} has no oracle here")
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """Sizes near the wanted ones, the smallest that there are, and tied, tiny and large values."""
+        """Cases of sizes near SIZES and near all ones, and cases with tied, tiny and large values."""
         met: list[Mapping[str, int]] = []
         named = [(f"{size}-{index}", size, one) for size in sizes for index, one in enumerate(SIZES[size])]
         for name, size, wanted in (*named, ("edge-ones", "edge", (1,))):
@@ -66,7 +66,7 @@ class GenericOp(Op):
             yield Case(f"adversarial-{name}", "adversarial", axes or {}, seed, {"drawn": "by role", **params})
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """The case as it is: nothing says which sizes a reference takes beside those that it states."""
+        """The case unchanged: nothing says which sizes a reference takes beside those that it states."""
         del definition, count, long
         return case
 
@@ -86,12 +86,12 @@ class GenericOp(Op):
         return {name: draw_spec(definition, spec, name, case, draw) for name, spec in definition.inputs.items()}
 
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
-        """There is none."""
+        """Raises Unsupported: there is no oracle."""
         del inputs
         raise Unsupported(f"op_type {definition.op_type!r} has no oracle here")
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close for floating point and exact for the rest, where anything but an oracle says what is right."""
+        """Close for floating-point outputs and Exact for others: they are compared without an oracle."""
         found: dict[str, Comparison] = {}
         for name, spec in definition.outputs.items():
             wide = spec.dtype in {DType.FLOAT32, DType.FLOAT64, DType.UNKNOWN}
@@ -100,10 +100,10 @@ class GenericOp(Op):
         return found
 
     def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
-        """Whether the inputs differ at all: what an `init` made is the same for any seed of ours, NaN included."""
+        """Whether two sets of inputs differ in any byte: what an `init` made is the same for any seed."""
         for name in definition.inputs:
             first, second = one[name], other[name]
-            if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):  # as bytes: NaN equal nothing
+            if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):  # as bytes: NaN are unequal
                 bits = [value.contiguous().reshape(-1).view(torch.uint8) for value in (first, second)]
                 if not torch.equal(*bits):
                     return True
@@ -131,7 +131,7 @@ def sizes_near(definition: Definition, wanted: Sequence[int]) -> dict[str, int] 
 
 # Inputs.
 
-# Words of an index's name, and words of the axis that it points along.
+# Words of an index input's name, and words of the axis that it points along.
 SPACES: Mapping[str, str] = {
     "page pages block blocks kv": "pages page blocks",
     "slot slots": "slots pages pool cache",
@@ -141,7 +141,7 @@ SPACES: Mapping[str, str] = {
     "pos position positions": "position positions seq rows",
     "indices index ids state": "pages pool cache batch",
 }
-SMALL = 2  # values of an index of which nothing says along which axis it points
+SMALL = 2  # number of values of an index, if no axis is known that it points along
 SCALARS: Mapping[str, float] = {"eps": 1e-6, "p": 0.9, "theta": 1e4, "offset": 0}
 
 
@@ -158,6 +158,7 @@ def draw_spec(definition: Definition, spec: TensorSpec, name: str, case: Case, d
 
 
 def _scalar(definition: Definition, spec: TensorSpec, name: str, case: Case) -> Value:
+    """Draw a scalar: a text, the size of its axis, a value that constraints allow, or a usual one by its name."""
     if spec.dtype is DType.STRING:
         return text_of(definition, name)  # type: ignore[return-value] # a mode of the call, passed as it is
     sizes = {**definition.const_axes, **case.axes}
@@ -229,7 +230,7 @@ class _Tensor:
         return torch.cat([inner, ends]).sort().values
 
     def _cut(self, count: int) -> int:
-        """The size of what offsets cut."""
+        """Size of the axis that offsets cut into parts."""
         sizes = self._sizes
         tied = last_of(self.definition, self.name)
         if tied is not None:

@@ -1,4 +1,4 @@
-"""Which call serves a definition by a ground truth: an adapter written by hand, else the function that it names.
+"""Find the call of a ground truth for a definition: a hand-written adapter, else the function that it names.
 
 A tag `fi_api:` says which function a definition was dumped from, and the package's own template which parameter
 takes which input; where it has no template, names are compared.
@@ -20,12 +20,12 @@ from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Outputs, Signature, Va
 from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.stacks import STACK_OF, STACKS, Stack
 
-ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
-RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so
+ANY_GPU = ((0, 0), (99, 9))  # the function itself refuses GPUs that it does not run on
+RUNS_ON = "is_compute_capability_supported"  # attribute of a function: whether it runs on a compute capability
 WORKSPACE = "workspace"  # word of a parameter that takes memory to work in
 WORKED_IN = {WORKSPACE, "semaphores"}  # words of such inputs, whose sizes definitions leave open
 WORKSPACE_BYTES = 128 << 20
-# What a function says that refuses a GPU: "requires SM100 or SM103, got SM90", "requires compute capability 10.0".
+# Errors of a function that refuses a GPU: "requires SM100 or SM103, got SM90", "requires compute capability 10.0".
 NEEDS = re.compile(r"require|support|need|only", re.IGNORECASE)
 GOT = re.compile(r"\b(?:got|has|have|but|found|current|device cuda)\b", re.IGNORECASE)
 OR_NEWER = re.compile(r"\+|newer|later|higher|above|at least|>=", re.IGNORECASE)
@@ -33,13 +33,13 @@ SM = re.compile(r"\bSM[ _-]?(\d{2,3})", re.IGNORECASE)
 CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
 REFUSED = re.compile(r"(?:does not support .* with capability |not supported on\s+\.target 'sm_)(\d+)")
 MAJORS = re.compile(r"No supported CUDA architectures found for major versions \[([\d, ]+)\]")
-# What it needs is not installed.
+# Errors of a function whose dependencies are not installed.
 ABSENT = re.compile(
     r"not found locally|(?:requires|not found).*\bpip install|Failed to load cubin|require\b.*\bpython package\)",
     re.DOTALL,
 )
 OF_XQA = re.compile(r"XQA MLA does not support|only supported by the trtllm-gen backend")  # below SM 10.0
-# A kernel's own limits, which a case's sizes do not keep.
+# Errors for sizes beyond a kernel's own limits, which the definition does not state.
 LIMITED = re.compile(r"must be one of \([\d, ]+\) for the \w+ profile|this kernel caps \w+ at \d+; got")
 OTHER_DTYPE = re.compile(r"^Invalid dtype\b.*\bsupported|\bsupports FP16->FP16\b.*\bgot\b", re.DOTALL)
 NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
@@ -79,7 +79,7 @@ def adapter(name: str, definition: Definition) -> Adapter | None:
 
 
 def serving(name: str, definition: Definition) -> Adapter | None:
-    """That adapter, else the call that the definition itself names; None: there is neither."""
+    """The hand-written adapter, else the call that the definition itself names; None: there is neither."""
     stack = STACKS[STACK_OF[name]]
     first = stack.truths[0].name == name
     return adapter(name, definition) or (api_adapter(stack, definition) if first else None)
@@ -149,8 +149,8 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     needed = [name for name, one in known.items() if one.default is one.empty and one.kind in NAMED]
     taken = {place.parameter for place in inputs.values()}
     sized = {axis for spec in definition.inputs.values() for axis in spec.shape or ()} | {*definition.const_axes}
-    # Where each output is written to, which may be where an input lies. One that the function may make itself is
-    # left to it where its dtype or its shape is not known.
+    # Arguments that outputs are written to, which may be inputs. One that the function may make itself is left to
+    # it where its dtype or its shape is not known.
     written: dict[str, Place] = {}
     gives_all = str(inspect.signature(function).return_annotation).count("Tensor") == len(definition.outputs)
     for name, spec in definition.outputs.items():
@@ -184,7 +184,7 @@ def _works_in(name: str) -> bool:
 
 
 def call(function: Callable[..., Any], bound: Binding | str, definition: Definition, inputs: Values) -> Outputs:
-    """Call a function on copies of the inputs; gives the outputs that it returned, or wrote to its arguments.
+    """Call a function on copies of the inputs; returns the outputs that it returned, or wrote to its arguments.
 
     Raises:
         TypeError: it takes or returns something else than the definition says.
@@ -218,7 +218,7 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
 
 
 def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[str, Any]:
-    """What a call is given by name: copies of the inputs, sizes, and memory for what it writes.
+    """Keyword arguments of a call: copies of the inputs, sizes, and memory for what it writes.
 
     Raises UnavailableError: the definition does not say an output argument's dtype or size.
     """
@@ -244,7 +244,7 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
     own = {place.parameter for place in bound.inputs.values()}
     for name, place in bound.written.items():
         spec = definition.outputs[name]
-        if place.parameter in given or (spec.optional and place.parameter in own):  # as its input is
+        if place.parameter in given or (spec.optional and place.parameter in own):  # it is an input too
             continue
         dtype = TORCH_DTYPES.get(spec.dtype)
         if dtype is None or any(axis not in axes for axis in spec.shape or ()):
@@ -255,7 +255,7 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
 
 
 def lacking(error: UnavailableError | RuntimeError) -> Unavailable:
-    """What a call, also one written by hand, lacks by what it says. Raises the error itself: nothing is said."""
+    """Why an error makes a call, hand-written too, unavailable: a package is absent. Else raises the error."""
     if isinstance(error, UnavailableError):
         return error.unavailable
     if ABSENT.search(str(error)) is None:
@@ -264,7 +264,7 @@ def lacking(error: UnavailableError | RuntimeError) -> Unavailable:
 
 
 def asks_for_another(said: str, here: tuple[int, int]) -> bool:
-    """Whether what a function said as it refused a call names the GPUs that it needs, and none like this one."""
+    """Whether the error of a function says that it needs GPUs of other compute capabilities than `here`."""
     own = here[0] * 10 + here[1]
     majors = MAJORS.search(said)
     if OF_XQA.search(said):

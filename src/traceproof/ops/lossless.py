@@ -29,7 +29,7 @@ BALANCED = (5.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 def full(power: int, *, most: int = MOST_BITS, signed: bool = True) -> Callable[[Draw, Wanted], torch.Tensor]:
-    """Numbers of as many bits as the dtype has, between half of 2**power and that, of both signs if `signed`."""
+    """A function that draws numbers of the dtype's bits, `most` at most, of magnitude 2**power / 2 to 2**power."""
 
     def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
         bits = min(2 - math.frexp(torch.finfo(wanted.dtype).eps)[1], most)
@@ -41,7 +41,7 @@ def full(power: int, *, most: int = MOST_BITS, signed: bool = True) -> Callable[
 
 
 def whole(most: int) -> Callable[[Draw, Wanted], torch.Tensor]:
-    """Whole numbers up to `most` of both signs."""
+    """A function that draws whole numbers from -`most` to `most`."""
 
     def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
         return draw.integers(f"{wanted.name}.exact", wanted.shape, low=-most, high=most + 1).to(wanted.dtype)
@@ -50,14 +50,14 @@ def whole(most: int) -> Callable[[Draw, Wanted], torch.Tensor]:
 
 
 def one_hot(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Vectors of zeros and a one."""
+    """Draw vectors, along the last axis, of zeros and a one in a random place."""
     *rows, width = wanted.shape
     place = draw.integers(f"{wanted.name}.exact", (*rows, 1), torch.int64, low=0, high=width)
     return torch.zeros(wanted.shape, device=draw.device).scatter_(-1, place, 1.0).to(wanted.dtype)
 
 
 def balanced(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Rows of BALANCED, turned by any number of places, of both signs, so large that an eps is nothing."""
+    """Draw rows of BALANCED, rotated by any number of places, of both signs, so large that an eps is nothing."""
     *rows, width = wanted.shape
     turn = draw.integers(f"{wanted.name}.exact", (*rows, 1), torch.int64, low=0, high=len(BALANCED))
     place = (torch.arange(width, device=draw.device) + turn) % len(BALANCED)

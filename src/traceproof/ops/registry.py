@@ -26,8 +26,8 @@ FOLDER = Path(__file__).resolve().parent
 def declarations() -> Mapping[str, tuple[str, Op]]:
     """Every op that is declared, with its module: in files of `families`, and of packages that are installed.
 
-    Such a package names a module of its own as an entry point of the group `traceproof.ops`. All without PyTorch.
-    Raises TraceproofError: such a module can not be imported, or two declare one op_type.
+    An installed package names a module as an entry point of the group `traceproof.ops`. None of them may need
+    PyTorch when imported. Raises TraceproofError: such a module can not be imported, or two declare one op_type.
     """
     from traceproof.ops.op import Op
 
@@ -101,7 +101,7 @@ def mutants_of(definition: Definition) -> Sequence[Mutant]:
 
 
 def _check_whole(definition: Definition, op: Op) -> None:
-    """Check what every op relies on. Raises Unsupported: a dtype is open, or an input is an unknown text."""
+    """Raise Unsupported if the dtype of an input or output is unknown, or a text input is not stated."""
     from traceproof.dataset.constraints import text_of
     from traceproof.ops.base import TORCH_DTYPES, Unsupported
 

@@ -1,7 +1,7 @@
 """A scaled-down definition: the same reference with smaller const axes, judged where the definition does not fit.
 
 An axis whose size the reference's text states keeps that size. Where no axis is left, whole numbers of the text
-that are sizes change with their axes: what passes so says as much as any other does, what fails says nothing.
+that are sizes change with their axes: a pass then counts like any other, a failure says nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -32,7 +32,7 @@ class ScaledDown:
 
 
 def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
-    """A definition scaled down, or why it is not."""
+    """A definition scaled down, or the reason why it can not be."""
     stated, old = dict(_stated(definition)), definition.const_axes
 
     def smaller(fixed: Collection[str]) -> dict[str, tuple[int, int]]:
@@ -40,13 +40,13 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
         return {name: (old[name], new) for name, new in wanted.items() if new < old[name]}
 
     sizes, changes = smaller(stated), dict[int, int]()
-    if not sizes:  # a small number may be anything; of a large one it is said which axis it is
+    if not sizes:  # a small number may be anything; a large one is the size of its axis
         sizes = smaller(
             [name for name in stated if old[name] < SCALED_DOWN_LEAST or name not in _whole(definition)]
         )
         changes = {old[name]: new for name, (_, new) in sizes.items() if name in stated}
         if any(size in changes and changes[size] != sizes.get(name, (0, size))[1] for name, size in old.items()):
-            sizes = {}  # two axes are alike, and become different ones
+            sizes = {}  # two axes of one size would get different ones
     if not sizes:
         lines = ", ".join(f"{name} {old[name]} (line {line})" for name, line in stated.items())
         return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
@@ -76,7 +76,7 @@ def _stated(definition: Definition) -> Iterator[tuple[str, int]]:
 
 
 def _whole(definition: Definition) -> set[str]:
-    """Const axes that are stated as whole numbers alone."""
+    """Const axes from whose size no floating-point number of the reference follows."""
     floats = [number for number, _ in numbers(definition) if isinstance(number, float)]
     sizes = definition.const_axes.items()
     return {name for name, size in sizes if not any(_follows(number, size) for number in floats)}
