@@ -1,7 +1,8 @@
 """Samplers: a token drawn from a row of probabilities after filters, or a chain of drafted tokens kept or refused.
 
-The oracle gives, in place of an output, each row's exact distribution (`Samples`), which draws are judged by. So
-the rows are made to tell samplers apart with few draws: a CPU reference pays for each one from a large vocabulary.
+In place of outputs the oracle returns each row's exact distribution (`Samples`), by which draws are judged. Rows
+are made so that few draws tell samplers apart, since a CPU reference takes milliseconds for each from a large
+vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ UNIT = 2.0**-24  # float32's unit roundoff
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What one row may yield."""
+    """The tokens that may be drawn from one row, with their distribution."""
 
     tokens: torch.Tensor  # int64 [n], those that may be drawn, most probable first
     probs: torch.Tensor  # float64 [n], their distribution if all of them belong to the support
@@ -39,15 +40,15 @@ class Support:
 
 
 def support(row: torch.Tensor, k: int | None, p: float | None) -> Support:
-    """The support of one row of probabilities; None: that filter is not there.
+    """The support of one row of probabilities [vocabulary] after top-k and top-p; a filter that is None is absent.
 
-    Top-k comes first, top-p refers to what it leaves, renormalised: it keeps the shortest prefix of the falling
-    order whose mass exceeds p, the crossing token included. A k outside [1, vocabulary) filters nothing; p >= 1
-    filters nothing, p <= 0 leaves the most probable token.
+    Top-k comes first, and top-p is applied to what it leaves, renormalised: it keeps the shortest prefix in
+    descending order whose mass exceeds p, with the token that crosses p. A k outside [1, vocabulary) filters
+    nothing; p >= 1 filters nothing, p <= 0 leaves the most probable token.
 
-    Sorting leaves the order of equal values open, and kernels that filter by a threshold keep all equals. So a
-    value at the boundary is followed both ways: `fewest` is what every right sampler keeps at least, `most` what
-    it may keep at most. Whether `k` keeps exactly k or all ties decides the mass that top-p then refers to.
+    The order of equal values is open, and kernels that filter by a threshold keep all equal ones, so both ways are
+    followed: every correct sampler keeps the first `fewest` tokens at least, and the first `most` at most. Whether
+    top-k keeps exactly k or all ties decides the mass that top-p then refers to.
     """
     places = row.nonzero().flatten()  # tokens without mass are never drawn, and most have none
     values, order = torch.sort(row[places].to(torch.float64), descending=True, stable=True)
@@ -69,16 +70,16 @@ def support(row: torch.Tensor, k: int | None, p: float | None) -> Support:
 
 
 def _ties_with(values: torch.Tensor, count: int) -> tuple[int, int]:
-    """How many of the falling `values` are above the last of the first `count`, and how many are not below it."""
+    """How many of the descending `values` exceed values[count - 1], and how many are not below it."""
     last = float(values[count - 1])
     return int((values > last).sum()), int((values >= last).sum())
 
 
 def _top_p(values: torch.Tensor, p: float, *, cautious: bool) -> tuple[int, int]:
-    """Of falling `values`, renormalised: how many top-p keeps for sure, and how many at most.
+    """How many of the descending `values`, renormalised, top-p keeps for sure, and how many at most.
 
-    Token j stays if the mass before it does not exceed p, but the first always stays. Sums in float32, in any
-    order, err by about the square root of the number of terms.
+    Token j stays if the mass before it does not exceed p; the first always stays. Float32 sums of n terms, in any
+    order, err by about sqrt(n) roundings: a token within that of p is dropped if `cautious`, else kept.
     """
     shares = values / values.sum()
     before = torch.cumsum(shares, 0) - shares
@@ -90,7 +91,7 @@ def _top_p(values: torch.Tensor, p: float, *, cautious: bool) -> tuple[int, int]
 
 
 def above(row: torch.Tensor, least: float) -> Support:
-    """The tokens of at least that part of the largest probability; one within rounding of it may stay or go."""
+    """The support after min-p, `least` times the largest probability; tokens within its rounding are optional."""
     whole = support(row, None, None)
     bound = float(whole.probs[0]) * least
     kept = whole.probs[whole.probs >= bound * (1 - 8 * UNIT)]
@@ -98,7 +99,7 @@ def above(row: torch.Tensor, least: float) -> Support:
 
 
 def distribution(found: Sequence[Support], device: torch.device, name: str = "samples", *length: int) -> Tensors:
-    """The likeliest token of each row, and the rows' distributions side by side: see `Samples`."""
+    """The most probable token of each row as `name`, and the rows' distributions as `Samples` expects them."""
     width = max((len(one.tokens) for one in found), default=0)
     tokens = torch.full((len(found), width, *length), -1, dtype=torch.int64, device=device)
     probs = torch.zeros((len(found), width), dtype=torch.float64, device=device)
@@ -110,29 +111,28 @@ def distribution(found: Sequence[Support], device: torch.device, name: str = "sa
     return {name: first, f"{name}@tokens": tokens, f"{name}@probs": probs, f"{name}@optional": optional}
 
 
-# Rows that tell samplers apart: a few tokens with weight, all others zero.
-#
-# Most cases have a few dozen draws. That is enough when each row puts a fifth of its mass or more on the token
-# that a wrong filter would add or drop, and when many rows share a distribution, since their draws are judged
-# together. One pack, "draws", is for samplers that are a little wrong: in few of their draws, or about tokens of
-# little mass. Its rows are those in which such a part tells most, and time goes to it: see `Sampler.further`.
+# Rows that tell samplers apart: a few tokens have weight, all others none. Most cases have a few dozen draws. That
+# is enough if each row puts a fifth of its mass or more on the token that a wrong filter adds or drops, and if
+# many rows share a distribution, since their draws are judged together. One pack, "draws", is for samplers that
+# are slightly wrong: in few of their draws, or in tokens of little mass. Its rows show such errors most, and most
+# draws are made of it (`Sampler.further`).
 
 WHOLE_VOCABULARY = -1  # as a k: no filter
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One row: integer weights (the probability is weight / sum), the filters, and what the row is for."""
+    """One row of probabilities weight / sum(weights), with its filters and what it shows."""
 
     name: str  # what the row shows, for the reader
-    weights: tuple[int, ...]  # of the tokens that have any mass, in falling order; they are placed at random
+    weights: tuple[int, ...]  # of the tokens that have any mass, in descending order; they are placed at random
     k: int  # top_k of the row, or WHOLE_VOCABULARY
     p: float  # top_p of the row where it is the only filter
     p_after_k: float  # top_p of the row after its top-k, where the shares are larger
     balanced: bool = False  # whether the first token is as likely as the others together, however few these are
 
     def within(self, vocabulary: int) -> tuple[int, ...]:
-        """The weights of as many tokens as there are."""
+        """Weights of the first `vocabulary` tokens; if balanced, the first one weighs as much as the others."""
         kept = self.weights[:vocabulary]
         return (max(1, len(kept) - 1), *kept[1:]) if self.balanced else kept
 
@@ -140,9 +140,9 @@ class Pattern:
 PLAIN = (
     # after top-k .42 .33 .25: top-p first would keep the third token, top-k first stops at the second
     Pattern("order", (5, 4, 3, 2, 1, 1), 3, 0.7, 0.7),
-    # 89 % of the mass lie outside: without renormalisation they go to one of eight like tokens
+    # 89 % of the mass are outside top-k: without renormalisation they go to one of eight similar tokens
     Pattern("outside", (16, 15, 14, 13, 12, 11, 10, 9, *(4,) * 200), 8, 0.1, 0.95),
-    # ratios of 2: drawing without weights, or with a temperature, shows
+    # ratios of 2 show draws without weights, or with a temperature
     Pattern("steep", (128, 64, 32, 16, 8, 4, 2, 1, 1), 8, 0.995, 0.995),
     # .58 .42 after top-k: the token that crosses p belongs to the support
     Pattern("crossing", (7, 5, 4), 2, 0.6, 0.6),
@@ -157,38 +157,38 @@ TRICKY = (
     Pattern("tie-inside", (4, 4, 3, 3, 2), 4, 0.75, 0.75),  # both or one of a pair, by filter
     Pattern("p-on-a-sum", (8, 4, 2, 2), 3, 0.75, 0.75),  # .5 + .25 is p exactly: the next token may stay or go
     Pattern("k-beyond-mass", (3, 1), 6, 0.9, 0.9),  # tokens without mass are never drawn
-    Pattern("p-just-below", (8, 7, 1), 2, 0.49, 0.52),  # the second token stays away, and comes in at 1.03 p
-    Pattern("close", tuple(range(4007, 3999, -1)), 3, 0.3, 0.5),  # alike in bfloat16: another choice shows
+    Pattern("p-just-below", (8, 7, 1), 2, 0.49, 0.52),  # the second token is dropped, and kept at 1.03 p
+    Pattern("close", tuple(range(4007, 3999, -1)), 3, 0.3, 0.5),  # equal in bfloat16: another choice shows
     Pattern("rounded", (7, 6, 5, 4, 3, 2, 2), 6, 0.85, 0.85),  # 29 is no power of two: float32 rounds
-    # .5015 before the second token: it stays for this p, and goes for what bfloat16 makes of it
+    # mass .5015 is before the second token: it is kept for this p, and dropped for p in bfloat16
     Pattern("p-fine", (1003, 900, 97), WHOLE_VOCABULARY, 0.5019, 0.5019),
 )
-# One token as likely as 8,192 others together: to the power of 1.2 it is 86 in 100, so that 128 draws tell. More
-# others would tell more, but at p = 1 the rounding of their sum in float32 could drop the last one.
+# One token is as probable as 8,192 others together: to the power of 1.2 it has 86 %, which 128 draws show. More
+# others would show more, but at p = 1 the rounding of their sum in float32 could drop the last one.
 PEAK = Pattern("one-and-many", (8192, *(1,) * 8192), WHOLE_VOCABULARY, 1.0, 1.0, balanced=True)
-# .53 .47: the second token stays for p and goes for 0.96 p, so that 40 draws tell a p that is a little small
+# .53 .47: the second token is kept for p and dropped for 0.96 p, so that 40 draws show a slightly small p
 CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
-# No mass at all is wanted: the most probable token, by a branch of its own in references
+# p = 0 leaves the most probable token, by a separate branch in references
 NOTHING = Pattern("p-zero", (7, 5, 4), 3, 0.0, 0.0)
 PACKS = {
     "clear": (PLAIN[0], PLAIN[2], PLAIN[3]),  # no tie, and no sum near 0.66 or half of it
     "nothing": (NOTHING,),
     "single": PLAIN[:1],
     "plain": PLAIN,
-    # rows alike but for their places are judged together
+    # rows that differ only in their tokens' places are judged together
     "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PEAK, PEAK, CLOSE_TO_P),
     "tricky": TRICKY,
 }
 DRAWS = "draws"
-DRAWN_ROWS = 16  # of that case: each of its rows twice, at the same places, so that equal rows can be compared
+DRAWN_ROWS = 16  # of that case: each row twice at the same places, so that equal rows can be compared
 # Boundaries at tokens of 0.002, which a filter that is off by one adds or drops.
 EDGE = Pattern("edge", (5000, 3000, 1500, 461, 20, 19), 5, 0.997, 0.999)
 MOST_TOKENS = 1 << 16
-UNITS = 1 << 28  # weights of whole numbers below 2 ** 24 that sum to it are exact as parts of it
+UNITS = 1 << 28  # sum of weights: whole numbers below 2 ** 24 are exact in float32 as parts of it
 
 
 def patterns(pack: str, vocabulary: int) -> Sequence[Pattern]:
-    """The rows of a pack."""
+    """The patterns of a pack, which its rows have in turn."""
     if pack != DRAWS:
         return PACKS[pack]
     peak, broad = _peak(vocabulary), _broad(vocabulary)
@@ -196,9 +196,9 @@ def patterns(pack: str, vocabulary: int) -> Sequence[Pattern]:
 
 
 def _peak(vocabulary: int) -> Pattern:
-    """One token as likely as all others, of which there are many: what a temperature changes most.
+    """A pattern of one token as probable as many others together, which a temperature changes most.
 
-    The last tokens are a little less likely than the others, so that none but these is within rounding of p = 1.
+    The last tokens are slightly less probable than the others, so that only these are within rounding of p = 1.
     """
     others = min(MOST_TOKENS, vocabulary) - 1
     last = max(1, others // 64)
@@ -208,14 +208,15 @@ def _peak(vocabulary: int) -> Pattern:
 
 
 def _broad(vocabulary: int) -> Pattern:
-    """Many tokens of like probability, the first a little above, and as many that are hardly ever drawn.
+    """A pattern of many tokens of similar probability, the first slightly above, and as many rarely drawn ones.
 
-    Whoever takes the most likely token now and then draws the first far too often; any token alike: the last ones.
+    A sampler that sometimes takes the most probable token draws the first far too often; one that sometimes takes
+    any token draws the last ones too often.
     """
     count = min(MOST_TOKENS, vocabulary)
     low = max(1, MOST_TOKENS // count)
     half, quarter = max(1, count // 2), count // 4
-    # The last ones have more than the sum's rounding in float32, so that none but these is within it of p = 1.
+    # The last ones weigh more than the rounding of the sum in float32, so that only they are within it of p = 1.
     tail = (3 * low,) * (count - half - quarter) + (2 * low,) * quarter
     units = min(UNITS, half << 23)
     # Heads are multiples of 2 ** -24 where there are many, so that sums of them are exact in float32 in any order.
@@ -228,10 +229,10 @@ def _broad(vocabulary: int) -> Pattern:
 
 
 def placed(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
-    """Write the rows of a pack into `probs` [rows, vocabulary], as often as it has rows; the pattern of each.
+    """Fill `probs` [rows, vocabulary] with a pack's patterns in turn; returns the pattern of each row.
 
-    A pattern's tokens go to random distinct places, the first and last ones of the vocabulary among them. Those of
-    the pack of many draws are at the same places each time.
+    A pattern's tokens go to random distinct places, the first and last ones of the vocabulary among them. In the
+    pack of many draws a row's repeats have the same places.
     """
     kinds = patterns(pack, probs.shape[1])
     found = []
@@ -253,10 +254,7 @@ def placed(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
 
 
 def dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tuple[int, float]]]:
-    """Rows [rows, vocabulary] in which every token has mass, a fifth of it on 16 tokens, and their k and p.
-
-    The filters cut deep, a little, and not at all.
-    """
+    """Rows [rows, vocabulary] in which all tokens have mass, a quarter of it on 16, and each row's (k, p)."""
     weights = draw.integers("weights", (rows, vocabulary), torch.int64, low=1, high=256)
     heavy = min(16, vocabulary)
     slot = vocabulary // heavy
@@ -283,33 +281,33 @@ def filtered(wide: Wide) -> Tensors:
     return distribution([support(row, None if k is None else int(k), p) for row, k, p in filters], rows.device)
 
 
-FURTHER_SECONDS, SHORT_SECONDS = 8.0, 0.25  # of the case for many draws, and of every other one
-FEW_TRIALS = 4  # where one token alone is right, or further draws follow
+FURTHER_SECONDS, SHORT_SECONDS = 8.0, 0.25  # for further draws of the case "draws", and of each other case
+FEW_TRIALS = 4  # trials where one token alone is right, or further draws follow
 
 
 class Sampler(Op):
-    """What samplers have in common; without a family, it is not the op_type itself."""
+    """Base of all samplers: how often a case is run, and that distributions are compared, not samples."""
 
     in_all = 512  # draws of a case, over all its rows
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """About `in_all` draws, at most 256 of a row."""
+        """Trials of a case, for about `in_all` draws over its rows, and at most 256 of a row."""
         if case.params.get("rows") == DRAWS:
             return FEW_TRIALS  # and many further ones
         rows = case.axes[(next(iter(definition.outputs.values())).shape or ("",))[0]]
         return max(1, min(256, self.in_all // max(rows, 1)))
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
-        """Row after row."""
+        """False, since references draw row by row."""
         del definition, long
         return False
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """The distribution, not the sample."""
+        """Draws are compared with each row's distribution."""
         return {name: Samples() for name in definition.outputs}
 
     def further(self, definition: Definition, case: Case) -> Further | None:
-        """Most further draws are made of the case that is for them; none of far tensors."""
+        """Further draws, most for the case "draws"; None without rows, or for enlarged tensors."""
         axis = (next(iter(definition.outputs.values())).shape or ())[:1]
         rows = case.axes.get(axis[0], 0)
         if not rows or far.SIZE in case.params:
@@ -322,7 +320,7 @@ class Sampler(Op):
     def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
         """Draws by PyTorch, int64 [trials, rows], from the distribution that the variant's filters leave.
 
-        Of a variant: `by` is how they are drawn, `probs` changes the distribution, most probable token first.
+        A variant may change `by`, the function that draws, and `probs`, the distribution in descending order.
         """
         wide, ways = Wide(subject.definition, subject.inputs, torch.float32), variant.changes
         if not variant.applies(wide):
@@ -339,24 +337,24 @@ class Sampler(Op):
 
 
 DRAWS_OF_CASE = 160  # over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
-WEIGHT_DRAWS = 256  # ... of cases that are to tell temperatures: a power of 1.2 is told in 998 of 1,000 runs
-CHEAP_DRAWS = 5 << 18  # ... and that many divided by the vocabulary where it is small: few tokens tell less
+WEIGHT_DRAWS = 256  # ... of cases for temperatures: 998 of 1,000 runs find a power of 1.2
+CHEAP_DRAWS = 5 << 18  # divided by the vocabulary, the draws where it is small: few tokens show less
 MAX_TRIALS = 128
 MOST_ROWS = 129
 DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
 
 def rows_of(definition: Definition, case: Case) -> tuple[int, ...]:
-    """Rows and tokens of the distributions in a case."""
+    """(rows, vocabulary) of the distributions in a case."""
     name = "logits" if "logits" in definition.inputs else "probs"
     return definition.shape_of(definition.inputs[name], case.axes) or (0, 0)
 
 
 class Filtered(Sampler):
-    """Probabilities, and top_k, top_p or both of each row; both: top-k first, top-p on what it leaves."""
+    """Draws from probabilities with top_k, top_p or both per row; with both, top-p is applied after top-k."""
 
     def of_form(self, definition: Definition) -> Op:
-        """Chain speculative sampling is told by its drafts, filters of the whole call by their shapes."""
+        """The definition's op: SPECULATIVE with drafts, DISTRIBUTIONS if no filter is a tensor, else this one."""
         if (found := super().of_form(definition)) is not self:
             return found
         if DRAFT in definition.inputs:
@@ -365,7 +363,7 @@ class Filtered(Sampler):
         return DISTRIBUTIONS if all(shape is None for shape in shapes) else self
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """Batches of telling rows; ties, one-hot and the like; three rows over the whole vocabulary."""
+        """Ordinary batches, no rows, p = 0, ties and the like, three rows with mass on all tokens, many draws."""
         ordinary = [(f"{size}-{index}", count) for size in sizes for index, count in enumerate(SIZES[size])]
         told = [
             (name, count, "single" if count == 1 else "plain" if count < 16 else "weights")
@@ -377,21 +375,21 @@ class Filtered(Sampler):
             yield self.case(definition, name, {"n": count}, seed, {"rows": pack})
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """Telling rows behind so many that 32 bits do not count their probabilities."""
+        """A case of so many rows that 31 bits do not count their probabilities."""
         enlarged = self.enlarged(definition)
         params = {"rows": "plain", far.SIZE: enlarged.size(definition, far.ROWS)}
         yield Case("stress-far", STRESS, {enlarged.axis: far.ROWS}, seed, params)
 
     def enlarged(self, definition: Definition) -> Far:
-        """The rows; sorting them takes several times their memory."""
+        """The axis of rows; a call holds them 8 times, since sorting takes several times their memory."""
         return Far(axis=(definition.inputs["probs"].shape or ())[0], copies=8)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many rows, but no more than a CPU draws from in a second."""
+        """A case of `count` rows, but no more than a CPU draws from in a second."""
         return super().of_size(definition, case, min(count, MOST_ROWS), long=long)
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """About DRAWS_OF_CASE draws in all; where temperatures are to be told, more if the vocabulary is small."""
+        """Trials for about DRAWS_OF_CASE draws over the rows; more for temperatures, and small vocabularies."""
         rows, vocabulary = rows_of(definition, case)
         pack, cheap = case.params.get("rows"), CHEAP_DRAWS // max(vocabulary, 1)
         if rows == 0:
@@ -401,12 +399,12 @@ class Filtered(Sampler):
         least = {"weights": WEIGHT_DRAWS, "tricky": DRAWS_OF_CASE, "dense": DENSE_TRIALS * rows}
         draws = max(least[pack], cheap) if pack in least else DRAWS_OF_CASE
         if case.size == "small":
-            # these cases are for the wiring; but a filter that drops a quarter of the mass must show in them
+            # small cases check that a kernel runs; but a filter that drops a quarter of the mass must show
             draws = max(draws // 3, min(DRAWS_OF_CASE, cheap))
         return max(1, min(MAX_TRIALS, draws // rows))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Rows of the case's pack, each pattern's tokens at places of its own."""
+        """Draw the rows of the case's pack, each pattern's tokens at random places, and their filters."""
         rows, vocabulary = rows_of(definition, case)
         if case.params.get("rows") == "dense":
             probs, filters = dense(draw, rows, vocabulary)
@@ -424,7 +422,7 @@ class Filtered(Sampler):
         return {name: values[name].to(dtype_of(spec)) for name, spec in definition.inputs.items()}
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """Probabilities and a dozen rows of scratch, 8 bytes a token."""
+        """Bytes: the probabilities in float32, and a dozen rows of scratch with 8 bytes per token."""
         rows, vocabulary = rows_of(definition, case)
         return 4 * rows * vocabulary + 12 * 8 * vocabulary
 
@@ -432,7 +430,7 @@ class Filtered(Sampler):
 ZERO = -10_000.0  # as a logit: its exponential is 0
 CALL_SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 8), "large": (16, 32)}  # rows
 
-# Of a call: whether a filter cuts deep, a little, or nothing.
+# Filters of a whole call, which cut many tokens, a few, or none.
 FILTERS: Mapping[str, Mapping[str, float]] = {
     "deep": {"min_p": 0.55, "top_k": 3, "top_p": 0.66},
     "little": {"min_p": 0.11, "top_k": 6, "top_p": 0.97},
@@ -441,7 +439,7 @@ FILTERS: Mapping[str, Mapping[str, float]] = {
 
 
 def roomy(definition: Definition) -> str | None:
-    """Why a vocabulary has no room for the rows' tokens, or indices can not be left out."""
+    """The reason if the vocabulary is too small for the patterns, or `indices` is required; else None."""
     shape, indices = next(iter(definition.inputs.values())).shape or ("",), definition.inputs.get("indices")
     if definition.const_axes.get(shape[-1], 0) < max(len(one.weights) for one in PLAIN):
         return f"the distributions are {list(shape)}"
@@ -449,13 +447,13 @@ def roomy(definition: Definition) -> str | None:
 
 
 class Distributions(Sampler):
-    """Probabilities or logits: all of them, those above a part of the largest (min-p), top-k and top-p.
+    """Draws from probabilities or logits: from all tokens, after min-p, or after top-k and top-p.
 
     Filters are numbers of the whole call. Rows may be named by `indices`, which is left out.
     """
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """Batches of telling rows, under filters that cut deep, a little, and nothing; ties; one against many."""
+        """Ordinary batches under filters that cut many or few tokens, no filter, ties and the like, many draws."""
         told = [
             (f"{size}-{index}", count, ("deep", "little")[index % 2], "plain")
             for size in sizes
@@ -471,7 +469,7 @@ class Distributions(Sampler):
             yield self.case(definition, name, {"n": count, "r": count}, seed, {"values": values, "rows": rows})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Rows of the case's pack, each pattern's tokens at places of its own."""
+        """Draw the rows of the case's pack as probabilities or logits, with the filters of the call."""
         probs = torch.zeros(rows_of(definition, case), device=draw.device)
         placed(draw, case.params["rows"], probs)
         stated = FILTERS[case.params["values"]]
@@ -482,22 +480,22 @@ class Distributions(Sampler):
         return ordered(definition, values)
 
 
-# Drafts that are verified.
+# Verification of drafted tokens.
 
 DRAFT, IDS, TARGET = "draft_probs", "draft_token_ids", "target_probs"
-# Eighths of six tokens: what the draft says, and two targets, which accept the first four of them by 1/4, 1, 0 and
-# 1, and by 3/4, 1, 1 and 0.
+# Probabilities of six tokens in eighths: the draft's, and two targets', which accept the first four tokens with
+# 1/4, 1, 0, 1, and with 3/4, 1, 1, 0.
 DRAFTED = (4, 2, 1, 1, 0, 0)
 TARGETS = ((1, 2, 0, 2, 2, 1), (3, 2, 1, 0, 1, 1))
 
-# Rows and drafts.
+# (rows, drafted tokens per row) of each case.
 CHAINS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "small": ((1, 3), (2, 2)),
     "medium": ((8, 4), (16, 3)),
     "large": ((32, 5), (64, 2)),
 }
 
-# Which target a position has, and which token was drafted there; each row begins at another one.
+# (index of the target, drafted token) of each position; each row begins at another pair.
 POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "mixed": ((1, 0), (0, 0), (1, 0), (0, 3), (0, 2), (1, 1)),
     "accepted": ((0, 1), (1, 2), (0, 3)),
@@ -506,7 +504,7 @@ POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
 
 
 def chain(wide: Wide) -> Tensors:
-    """The likeliest sequence, and each row's exact distribution over sequences."""
+    """Each row's most probable sequence [d + 1], padded with -1, and its exact distribution over sequences."""
     target, found = wide[TARGET], list[Support]()
     for row in zip(wide[DRAFT], wide.given(IDS).tolist(), target, strict=True):
         chances, sequences = zip(*_sequences(*row), strict=True)
@@ -518,7 +516,7 @@ def chain(wide: Wide) -> Tensors:
 
 
 def of_chains(definition: Definition) -> str | None:
-    """Why the numbers of drafts are not open, or the vocabulary too small."""
+    """The reason why numbers of drafts are const, or the vocabulary is too small; None if neither is so."""
     more, vocabulary = (definition.inputs[TARGET].shape or ("", "", ""))[1:]
     drafts = (definition.inputs[IDS].shape or ("", ""))[1]
     if not {drafts, more} <= set(definition.var_axes):
@@ -530,15 +528,15 @@ def of_chains(definition: Definition) -> str | None:
 class Speculative(Sampler):
     """Chain speculative sampling: keep drafted tokens as far as the target model would have drawn them.
 
-    A draft is accepted with the probability min(1, target / draft) of its token. The first one that is not ends
-    the sequence with a token drawn from what the target has more than the draft; where all are accepted, a token
-    of the target follows. Places behind the end hold -1. Each position of a row has distributions of its own.
+    A drafted token is accepted with the probability min(1, target / draft). The first refused one is replaced by a
+    token drawn from max(target - draft, 0), which ends the sequence; if all are accepted, a token drawn from the
+    target follows. Places after the end hold -1. Each position of a row has separate distributions.
     """
 
     in_all = 1024
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
-        """Drafts, their probabilities, the target's with one more; one output of tokens, by any name."""
+        """Drafts' probabilities [n d v] and ids [n d], the target's probabilities [n d+1 v]; any output name."""
         outputs = " ".join(f"{name}[n m]" for name in definition.outputs)
         return (Form(f"{DRAFT}[n d v] {IDS}[n d] {TARGET}[n m v] -> {outputs}", chain),)
 
@@ -553,12 +551,12 @@ class Speculative(Sampler):
             yield self.case(definition, name, axes, seed, {"drafts": kind})
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many rows of as many drafts."""
+        """A case of `count` rows, each with as many drafts as in `case`."""
         del long
         return replace(case, axes={**case.axes, self.form(definition).axes(definition)["n"]: count})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Six tokens of each position have all the mass, those at the ends of the vocabulary among them."""
+        """Draw positions with all mass on six tokens, the vocabulary's first and last ones among them."""
         shapes, dtypes = specified(definition, case, (DRAFT, IDS, TARGET))
         rows, more, vocabulary = shapes[TARGET]
         slot = vocabulary // len(DRAFTED)
@@ -580,11 +578,11 @@ class Speculative(Sampler):
 def _sequences(
     drafts: torch.Tensor, ids: Sequence[int], target: torch.Tensor
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """What one row may give, each with its probability, the likeliest first."""
+    """(probability, tokens) of each sequence that one row may yield, the most probable first."""
     found: list[tuple[float, tuple[int, ...]]] = []
 
     def ended(reached: float, kept: tuple[int, ...], weights: torch.Tensor) -> None:
-        """Note the sequences that end here, with a token drawn by weights."""
+        """Add the sequences that end here, after `kept`, with a token drawn by weights."""
         places = weights.nonzero().flatten().tolist()
         shares = (weights[places] / weights.sum()).tolist()
         found.extend((reached * share, (*kept, place)) for share, place in zip(shares, places, strict=True))
@@ -609,17 +607,17 @@ SEEDS = 1 << 63  # of torch's generators
 
 
 def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
-    """Places [rows, trials] drawn by weights [rows, n]."""
+    """Indices [rows, trials], drawn with replacement by the weights [rows, n]."""
     return torch.multinomial(probs, trials, replacement=True, generator=generator)
 
 
 def first_alone(_: Wide, probs: torch.Tensor) -> torch.Tensor:
-    """The most probable token always."""
+    """A mutant's distribution: the most probable token always."""
     return (torch.arange(probs.shape[1]) == 0).to(probs.dtype).expand_as(probs)
 
 
 def without_crossing(wide: Wide, probs: torch.Tensor) -> torch.Tensor:
-    """The token which crosses p left out."""
+    """A mutant's distribution: the token that crosses p is left out."""
     crossing = (probs > 0).sum(-1, keepdim=True) - 1
     left_out = (crossing > 0) & (wide["top_p"] < 1)[:, None]
     return probs.masked_fill(left_out & (torch.arange(probs.shape[1]) == crossing), 0.0)
@@ -640,11 +638,11 @@ MUTANTS = (
     ),
     Mutant("rows shifted", outputs=lambda _, found: {"samples": found["samples"].roll(1, -1)}),
 )
-# What samplers begin with: a softmax, and rows of which filters leave a part. Nothing is drawn.
+# Steps before a draw: softmax, and filters of logits or probabilities. Nothing is drawn here.
 
 
 def left(wide: Wide, *, power: float = 1.0, more: int = 0, whole: bool = True) -> Tensors:
-    """The softmax at a temperature; logits but the best k as minus infinity; probabilities that stay, anew."""
+    """Softmax at a temperature, or logits with -inf for all but the best k, or renormalised kept probabilities."""
     if "temperature" in wide:
         return {"output": torch.softmax(wide["logits"] / wide.number("temperature") ** power, -1)}
     k = int(wide.number("top_k")) + more if "top_k" in wide else None
@@ -661,14 +659,14 @@ def left(wide: Wide, *, power: float = 1.0, more: int = 0, whole: bool = True) -
 
 
 def distinct(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Logits of which no two in a row are alike, nor in float32 next to another that 16 bits can tell."""
+    """Draw distinct logits; in float32 each has a neighbour so close that 16 bits mostly take them for equal."""
     rank = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1) - wanted.shape[1] // 2
     close = rank // 2 / 32 + rank % 2 * 2.0**-13
     return (close if wanted.dtype is torch.float32 else rank / 64).to(wanted.dtype)
 
 
 def clear(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Rows without ties, whose sums are far from the filters."""
+    """Draw probabilities without ties, whose sums are not close to the filters' limits."""
     probs = torch.zeros(wanted.shape, device=draw.device)
     placed(draw, "clear", probs)
     fine = draw.integers(f"{wanted.name}.fine", wanted.shape, low=0, high=8) * 2.0**-14  # what 16 bits do not hold
@@ -687,7 +685,7 @@ LEFT = Op(
         "probs": clear,
     },
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 30.0}},
-    unusual={},  # which of several NaN is the best nobody says
+    unusual={},  # which of several NaN is the largest is not defined
     gates={"masked_logits": Exact()},
     mutants=(
         altered("k plus one", "top_k", change=lambda k: k + 1),
@@ -703,7 +701,7 @@ LEFT = Op(
     ),
 )
 
-# Places of the best scores in a window of each row, as rows of what they stand for.
+# Indices of the best scores in a window of each row, moved by an offset or mapped to slots of pages.
 
 
 def chosen_places(
@@ -714,7 +712,7 @@ def chosen_places(
     sign: float = 1.0,
     shifted: bool = True,
 ) -> Tensors:
-    """The k best of `length` scores from a row's start: their places plus an offset, or by a table of pages."""
+    """Indices [n, k] of the k best of `lengths` scores from a row's start, plus an offset or as slots of pages."""
     scores, width = wide["input"], wide.given("input").shape[1]
     place = torch.arange(width, device=scores.device)
     start = wide["row_starts"].long() if "row_starts" in wide and shifted else scores.new_zeros(len(scores)).long()
@@ -738,7 +736,7 @@ def chosen_places(
 
 
 def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
-    """Starts in the first quarter of a row, lengths that end within it; pages in any order."""
+    """Draw starts in a row's first quarter, lengths that end within it, offsets, and pages in any order."""
     name, width = wanted.name, wanted.shape_of("input")[1]
     if name == "src_page_table":
         return draw.uniform(name, wanted.shape).argsort(-1).to(wanted.dtype)
@@ -811,7 +809,7 @@ SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=of_chai
 
 # FlashInfer's samplers.
 
-# By its name of the filters.
+# FlashInfer's name for the filters -> inputs and outputs
 FORMS = {
     "top_k": "probs top_k -> samples",
     "top_p": "probs top_p -> samples",
@@ -820,10 +818,10 @@ FORMS = {
 
 
 def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """One draw of every row, by a seed out of torch's generator.
+    """One draw of each row, seeded from torch's generator.
 
-    FlashInfer can let many launch rows point at one row of `probs` (`indices`), but its top-k sampler then reads
-    the per-row k past the end: it takes it by launch row and checks that there is one a row of `probs` (0.6.13).
+    FlashInfer can draw from one row of `probs` in many launched rows (`indices`), but its top-k sampler then reads
+    k past the end: it reads one k per launched row, and checks that there is one per row of `probs` (0.6.13).
     """
     [sample], probs = api.values(), inputs["probs"]
     filters = [inputs[name] for name in ("top_k", "top_p") if name in definition.inputs]
@@ -843,14 +841,14 @@ for key, serves in FORMS.items():
         sm=SM80,
     )(_flashinfer)
 
-# SGLang's filters of probabilities, and PyTorch's draw after them, which SGLang's own sampler calls too. On a GPU
-# of NVIDIA SGLang hands the filters to FlashInfer, which would be no second opinion. These are the ones it brings
-# for other GPUs: Triton over PyTorch's sort, and they run on any. The module of its sampler is not imported: that
-# needs the server's packages, in exactly a release's versions.
+# SGLang's filters of probabilities, then PyTorch's draw, as in SGLang's sampler. On NVIDIA's GPUs SGLang leaves
+# the filters to FlashInfer, which would be no second opinion, so those for other GPUs are called: Triton after
+# PyTorch's sort, which runs on any GPU. The sampler's module is not imported, since that needs the server's
+# packages in a release's exact versions.
 
 
 def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Top-k first, top-p on what it leaves."""
+    """Filter by top-k, then what is left by top-p, and draw once per row."""
     probs = inputs["probs"]
     if "top_k" in definition.inputs:
         probs = api["top_k_renorm"](probs, inputs["top_k"])
@@ -864,15 +862,15 @@ for serves in FORMS.values():
         _sglang
     )
 
-# SGLang's sampler in its native form, with one filter: with both it holds top-p against the probabilities before
-# top-k, where definitions renormalise between them.
+# SGLang's native sampler, with one filter only: with both it compares p with probabilities before top-k, where
+# definitions renormalise in between.
 NATIVE = "sampler.top_k_top_p_min_p_sampling_from_probs_torch"
 
 
 @SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves="probs top_p -> samples")
 @SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves="probs top_k -> samples")
 def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """One draw of every row; no seed of SGLang's own."""
+    """One draw of each row, without min-p (False), a seed and positions (None)."""
     probs = inputs["probs"]
     rows, vocabulary = probs.shape
     every = torch.full((rows,), vocabulary, device=probs.device)
@@ -885,14 +883,14 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 # The sampler that follows a model.
 
-KEEPING = {
+KEEPING = {  # filter -> its line of the reference
     "top_k": "    kept = keep_top_k(kept, int(top_k[row]))",
     "top_p": "    kept = keep_top_p(kept, float(top_p[row]))",
 }
 
 
 def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
-    """A definition of one sampler over probabilities."""
+    """Draft of a sampler over probabilities with these filters."""
     values = {
         "vocab_size": vocab,
         "kind": "_".join(filters),
