@@ -1,4 +1,4 @@
-"""Attention as an op: cases of any call, its inputs, and ways of being wrong that hold for all calls."""
+"""Attention as an op: cases of any call, its inputs, and the mutants that all calls share."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from traceproof.ops.lossless import NEVER, Exactly, full
 from traceproof.ops.op import Op
 
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
-# Right ways with tiles of 64 keys reach 2.4 times the baseline, which has one maximum.
+# Equivalent variants with tiles of 64 keys reach 2.4 times the error of the baseline, which has one maximum.
 IN_FP8 = Close(
     3.0, reason="weights in fp8 are rounded beside the maximum of a tile, the baseline's beside that of all"
 )
-LONGEST = ("max_kv_len", "max_seq_len", "max_sequence_kv", "max_seq_len_kv")  # keys of a sequence
+LONGEST = ("max_kv_len", "max_seq_len", "max_sequence_kv", "max_seq_len_kv")  # inputs: most keys of a sequence
 MOST_ASKED = ("max_seq_len_q", "max_q_len", "max_token_per_sequence", "q_len_per_req", "seqlen_q", "seq_len")
 
-# Ways of being wrong
+# Mutants
 
 
 def grouped(wide: Wide) -> bool:
@@ -68,18 +68,18 @@ def grouped(wide: Wide) -> bool:
 
 
 def seeing(span: Span, change: Part) -> Span:
-    """A sequence with others of its keys, by their places."""
+    """The Span with the keys at places `change(arange(number of keys))` of it."""
     at = change(torch.arange(len(span.rows), device=span.rows.device))
     return replace(span, rows=span.rows[at], bias=None if span.bias is None else span.bias[..., at])
 
 
 def each(change: Callable[[Span], Span]) -> Callable[[Spans], Spans]:
-    """Every sequence changed."""
+    """A function that applies `change` to every Span."""
     return lambda spans: tuple(map(change, spans))
 
 
 def longest(change: Part) -> Callable[[Spans], Spans]:
-    """The longest sequence that is queried with others of its keys."""
+    """A function that replaces the keys of the longest Span that has queries, as `seeing` does."""
 
     def changed(spans: Spans) -> Spans:
         lengths = [len(span.rows) if span.stop > span.start else 0 for span in spans]
@@ -96,10 +96,10 @@ def misread(
     order: Callable[[list[int]], list[int]] | None = None,
     spans: Callable[[Spans], Spans] = lambda spans: spans,
 ) -> Mutant:
-    """A mutant whose queries see other keys. Where they see the same ones, in some order, it says nothing.
+    """A mutant whose queries see other keys; it does not apply where they see the same ones.
 
-    What is wrong is the sequences or, of a table or a length, the inputs of these names; or the `order` of the
-    page table's entries, made of its indptr.
+    It changes the `spans`; or, by `change`, the inputs of these `names`, a table or a length; or kv_indices, of
+    which `order` returns the places to take, given the kv_indptr as a list.
     """
 
     def inputs(wide: Wide) -> Mapping[str, Value]:
@@ -112,6 +112,7 @@ def misread(
         return span.rows if span.bias is None else span.rows[span.bias.isfinite().any(0).any(0)]
 
     def differ(one: Span, other: Span) -> bool:
+        """Whether the queries of two Spans see different keys."""
         if one.window != other.window and one.stop > one.start:
             last = len(one.rows) - 1
             return min(max(one.window, 0), last) != min(max(other.window, 0), last)
@@ -136,14 +137,14 @@ def misread(
 
 
 def transposed_table(bounds: list[int]) -> list[int]:
-    """A table [batch, pages] read as [pages, batch]: entries go to the sequences in turn."""
+    """A table [batch, pages] read as [pages, batch]: the entries go to the sequences in turn."""
     turns = [(page, row) for row, (start, stop) in enumerate(pairwise(bounds)) for page in range(stop - start)]
     place = {turn: index for index, turn in enumerate(sorted(turns))}
     return [place[turn] for turn in turns]
 
 
 def of_lse(name: str, change: Part) -> Mutant:
-    """Another log-sum-exp, where it is asked for."""
+    """A mutant with a changed log-sum-exp, where the definition has that output."""
     return Mutant(
         name,
         applies=lambda wide: "lse" in wide.definition.outputs,
@@ -152,7 +153,7 @@ def of_lse(name: str, change: Part) -> Mutant:
 
 
 def biased(change: Part) -> Callable[[Spans], Spans]:
-    """Sequences with another mask of blocks."""
+    """A function that applies `change` to the bias of each Span that has one, such as a mask of blocks."""
     return each(lambda span: span if span.bias is None else replace(span, bias=change(span.bias)))
 
 
@@ -237,7 +238,7 @@ MUTANTS = (
 
 
 def unfit(definition: Definition) -> str | None:  # noqa: PLR0911 - a reason each
-    """What is unknown of a definition with such inputs, dtypes or numbers of heads; None: nothing."""
+    """Why inputs, dtypes or numbers of heads of a definition are not supported; None: they are."""
     inputs, given = definition.inputs, is_tabled(definition)
     coded = {*calls.QUERIES, *calls.KEYS, *calls.VALUES, *calls.COMBINED} if given else set[str]()
     for name, spec in inputs.items():
@@ -272,7 +273,7 @@ def unfit(definition: Definition) -> str | None:  # noqa: PLR0911 - a reason eac
 
 
 def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
-    """Queries of zeros, to which all keys weigh the same; what patterns leave is no power of two."""
+    """Lossless values: for queries of 0 all keys weigh the same; {} where patterns leave no power of two."""
     patterned = (
         one_of((*calls.BLOCKED, "causal_seqlens_kv_global", "qkv", "seq_len"), definition.inputs) is not None
     )
@@ -283,7 +284,7 @@ def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
     found = dict.fromkeys((*calls.QUERIES, "alibi_slopes"), 0.0) | {
         "sinks": NEVER,
         "window_left": 15.0,
-    }  # and one's own token
+    }  # 15 and the query's own: a power of two of keys
     return found | dict.fromkeys(values, full(0))
 
 
@@ -296,12 +297,12 @@ def windowed(definition: Definition) -> bool:
 class Attention(Op):
     """softmax(q k^T * sm_scale) v over a batch of sequences, and the base-2 log-sum-exp of the logits.
 
-    Without a form its calls are told by the names that `ops.attention` knows. With a qo_indptr a sequence has
-    several queries and a causal mask aligned to its end (the last query sees all); with a kv_indptr alone, one
-    query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
+    Without `forms`, they are built from the names of a definition's inputs (`ops.attention.AXES`). With a
+    qo_indptr a sequence has several queries and a causal mask aligned to its end (the last query sees all); with a
+    kv_indptr alone, one query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
     """
 
-    formula: Formula = staticmethod(attention)  # of calls that names tell
+    formula: Formula = staticmethod(attention)  # of forms that are built from names
 
     def __init__(
         self,
@@ -317,7 +318,7 @@ class Attention(Op):
             "apart": False,
             "gates": GATES,
             "lossless": equal_keys,
-            # Of keys and values a row would have to be told that all queries see: masks multiply others by zero.
+            # No NaN in keys and values: kernels may multiply those that a query does not see by zero.
             "unusual": {
                 "nan": ("q", "query", "q_nope", "q_pe"),
                 **dict.fromkeys(("large", "small"), (*calls.VALUES, "kv_cache", "v_summary")),
@@ -329,25 +330,25 @@ class Attention(Op):
         super().__init__(op_type, *forms, **shared | facts)
 
     def of_form(self, definition: Definition) -> Op:
-        """The op of calls with tables, or of one sequence without an indptr, where it is one."""
+        """For a call with tables or of one sequence: an Attention without forms. Else as of any Op."""
         whole = bool(self.forms) and "k" in self.forms[0].inputs and is_tabled(definition)
         if self.forms and ({*calls.TABLES} & {*definition.inputs} or whole):
             return Attention(self.op_type, family=self.family, mutants=self.mutants)
         return super().of_form(definition)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Of the declaration; of queries in fp8 wider."""
+        """As declared, but IN_FP8 for fp8 queries, the log-sum-exp excepted."""
         narrow = one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES
         found = super().comparisons(definition).items()
         return {name: IN_FP8 if narrow and name != "lse" else kind for name, kind in found}
 
     def unread(self, definition: Definition) -> Mapping[str, str]:
-        """Of the declaration, but the longest length where no other is given."""
+        """As declared, without max_sequence_kv where it is the only input with lengths of keys."""
         read = set() if one_of(calls.KV_LENGTHS, definition.inputs) else {"max_sequence_kv"}
         return {name: why for name, why in super().unread(definition).items() if name not in read}
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
-        """Its own, or those of the inputs that a definition has, one per way in which axes may be meant."""
+        """`forms`; without any, those of the definition's names, one per combination of their possible axes."""
         if self.forms:
             return self.forms
         choices: list[list[str]] = []
@@ -371,7 +372,7 @@ class Attention(Op):
         return self.form(definition).axes(definition)
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
-        """Sizes follow from lengths; heads and widths must be fixed."""
+        """Why sizes are unknown: heads or widths are var, while other axes follow from lengths; None: known."""
         letters = form.axes(definition)
         stray = sorted(
             letters[one]
@@ -384,7 +385,7 @@ class Attention(Op):
     # Cases
 
     def fitted(self, definition: Definition, planned: Planned) -> tuple[list[int], list[int]]:
-        """Keys and queries of each sequence as a call can have them: whole pages, equal lengths, or one alone."""
+        """(keys, queries) of each sequence as a call can have them: full pages, equal lengths, or one sequence."""
         _, kv_lens, asked, _ = planned
         inputs, letters, page = definition.inputs, self._letters(definition), page_of(definition)
         if listed(definition) or (calls.POINTED in inputs and "kv_last_page_len" not in inputs):  # pages are full
@@ -401,7 +402,7 @@ class Attention(Op):
             if isinstance(asked, int):
                 asked = [1 + (asked + at) % 7 * 2 * bool(asked) for at in range(len(kv_lens))]
             return kv_lens, [min(pair) for pair in zip(asked, kv_lens, strict=True)]
-        # as many in each
+        # equally many queries in each sequence
         told = {"mask_type", *calls.CAUSAL, "seqlen_q", "causal_seqlens_kv_global"} & {*inputs, *definition.axes}
         several = alone or "a" in letters or listed(definition) or (told and "y" in letters)
         several = (several or told - {"mask_type", *calls.CAUSAL[:2]}) and {"t", "y"} & letters.keys()
@@ -412,6 +413,7 @@ class Attention(Op):
         return [max(length, count) for length in kv_lens], [count] * len(kv_lens)
 
     def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
+        """A case of planned lengths: sizes of its var axes by their letters, and drawing instructions."""
         name, _, _, more = planned
         kv_lens, q_lens = self.fitted(definition, planned)
         letters, page, const = self._letters(definition), page_of(definition), definition.const_axes
@@ -420,9 +422,9 @@ class Attention(Op):
         rows, blocks = -(-q_lens[0] // height), -(-longest // width)
         heads = {one: const.get(letters.get(one, ""), 1) for one in "agh"}
         pool = pages.pool
-        if is_tabled(definition):  # one that nobody has, for a table's rest
+        if is_tabled(definition):  # one page that no sequence has, to pad tables with
             pool = -(-(pages.pool + 1) * page // const.get(letters.get("s", ""), 1))
-        scales = calls.value_width(definition) * 2 // FP4_BLOCK  # of a row of codes
+        scales = calls.value_width(definition) * 2 // FP4_BLOCK  # per row of codes
         sizes = {
             "b": batch,
             "y": q_lens[0],
@@ -453,7 +455,7 @@ class Attention(Op):
         return Case(name, name.partition("-")[0], axes, seed, params)
 
     def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
-        """What cases are: the specification's sizes, boundary lengths, empty rows, and the adversarial pack."""
+        """Plans of the cases: the specification's sizes, boundary lengths, empty rows, adversarial data."""
         page = page_of(definition)
         if is_tabled(definition):
             return tabled(definition, seed, sizes, page, self._letters(definition))
@@ -461,19 +463,19 @@ class Attention(Op):
         return chain(drawn, always(definition, page, causal="qo_indptr" in definition.inputs))
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """See `planned_of`."""
+        """The cases of `planned_of`."""
         return (self._case(definition, seed, one) for one in self.planned_of(definition, sizes, seed))
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many short sequences, or one of so many keys, half of them queries; of the short at most four."""
+        """`count` short sequences of at most four queries; or one of `count` keys and half as many queries."""
         step = (page_of(definition) + 1) // 2  # so that some of many sequences have several pages
-        far = 2 * calls.MSA_BLOCK * ("q2k_indices" in definition.inputs)  # or blocks
+        far = 2 * calls.MSA_BLOCK * ("q2k_indices" in definition.inputs)  # or several blocks
         lens = [count] if long else [1 + at % 7 * step + far * (at % 16 == 1) for at in range(count)]
         asked = [(length + 1) // 2 if long else min(length, 4) for length in lens]
         return replace(self._case(definition, case.seed, (case.id, lens, asked, {})), size=case.size)
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
-        """The keys of a query."""
+        """Whether a reference computes all keys of a long sequence's one query at once: decode without tables."""
         return long and not is_tabled(definition) and "qo_indptr" not in definition.inputs
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
@@ -486,7 +488,7 @@ class Attention(Op):
         return replace(self._case(definition, base.seed, (base.id, lens, [1] * len(lens), {})), size=base.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """See `stressing`; in calls with tables the patterns of data alone."""
+        """The cases of `stressing`; of calls with tables only those with a pattern of data."""
         enlarged, causal = self.enlarged(definition), "qo_indptr" in definition.inputs
         pages = 0 if enlarged is None else enlarged.size(definition, 1)
         for planned in stressing(page_of(definition), pages, causal=causal):
@@ -494,7 +496,7 @@ class Attention(Op):
                 yield self._case(definition, seed, planned)
 
     def enlarged(self, definition: Definition) -> Far | None:
-        """The cache of pages."""
+        """The axis of the cache's pages, if kv_indices numbers them; else None."""
         if calls.POINTED not in definition.inputs:
             return None
         cache = definition.inputs[calls.layout_of(definition.inputs).keys[0]].shape or ()
@@ -519,12 +521,12 @@ class Attention(Op):
                 values[name] = numbers.get(name) if found is None else found
             elif isinstance(found, torch.Tensor):
                 values[name] = found.reshape(shape).to(dtype_of(spec)).contiguous()
-            elif name == "sinks":  # beside negative logits they would have all the weight
+            elif name == "sinks":  # lowered, since beside negative logits they would have all the weight
                 low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
                 values[name] = draw.normal(name, shape) - low
             elif name == "alibi_slopes":
                 values[name] = draw.uniform(name, shape, low=0.02, high=0.5)
-            elif name == "custom_mask":  # about half of the keys, and the first
+            elif name == "custom_mask":  # each key with probability 1/2, and always the first
                 values[name] = draw.integers(name, shape, torch.int32, low=0, high=2) > 0
                 values[name][:, :1] = True
             elif name in STRUCTURE and not (spec.optional and name in calls.ENDS and is_tabled(definition)):
@@ -540,7 +542,7 @@ class Attention(Op):
         return ordered(definition, values)
 
     def _data(self, definition: Definition, case: Case, draw: Draw, seen: Visible) -> Values:
-        """What holds numbers, and the softmax scale, by all names that a call may have for them."""
+        """Queries, keys, values and the softmax scale, by all names that a call may have for them."""
         if not is_tabled(definition):
             layout = calls.layout_of(definition.inputs)
             names = dict.fromkeys((*layout.queries, *layout.keys, layout.values))
@@ -566,7 +568,7 @@ class Attention(Op):
             unread = torch.ones(count, dtype=torch.bool, device=draw.device)
             unread[seen.rows] = False
             k[unread, 0, size["o"] // 2] = POISON
-        if not definition.inputs.keys() & calls.SCALES and v.shape[-1] > size["o"]:  # of 1
+        if not definition.inputs.keys() & calls.SCALES and v.shape[-1] > size["o"]:  # XQA's latent scale is 1
             q = q * scalar(data, "sm_scale")
         made: Values = {**dict.fromkeys(calls.SCALES, data["sm_scale"]), **dict.fromkeys(calls.QUERIES, q)}
         if "c" in letters and "qkv" in definition.inputs:
@@ -577,7 +579,7 @@ class Attention(Op):
                 pages = [one.transpose(1, 2) for one in pages]
             made |= dict.fromkeys(calls.COMBINED, k if latent else torch.stack(pages, 1))
             k, v = pages
-        else:  # of each block a key that it has: a mean is not the same on all devices
+        else:  # a summary is a key of its block, since a mean is not the same on all devices
             each, step = size.get("l", 1), calls.blocks_of(definition)[1]
             for name, part in (("k", k), ("v", v)):
                 made[f"{name}_summary"] = part.reshape(-1, each, *part.shape[1:])[:, ::step]
@@ -585,7 +587,7 @@ class Attention(Op):
 
     @staticmethod
     def _numbers(definition: Definition, case: Case) -> dict[str, float | int | None]:
-        """Scalars: sizes that lengths tell, usual ones, the axis of that name; None where left at its default."""
+        """Scalar inputs: sizes by lengths, NUMBERS, or the axis of that name; None where left at the default."""
         (kv_lens, q_lens), found = lengths_of(case.params), dict[str, float | int | None]()
         known: dict[str, float | int | None] = {
             **dict.fromkeys(LONGEST, max(kv_lens, default=0)),
@@ -608,7 +610,7 @@ class Attention(Op):
         return found
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """Inputs as stored and once in float32, and the longest sequence with its logits.
+        """Bytes of inputs and outputs as stored and in float32, and of the longest sequence with its logits.
 
         A reference may expand the key heads to the query heads and hold the logits of a whole sequence; the oracle
         holds one sequence in float64 and a bounded number of logits. The sequences of a workload line are taken as

@@ -35,7 +35,7 @@ END_TO_END = Form(
     attention,
 )
 GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", staged=True, causal=True)
-# before absorption: keys are wider
+# before absorption, where keys are wider than values
 MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", staged=True, causal=True)
 # Absorbed: logits q_nope . ckv + q_pe . kpe, values ckv, so that the output stays in the compressed space.
 NOPE = 128  # channels of a key's part that is not rotated, where no axis says how many
@@ -44,9 +44,10 @@ NOPE = 128  # channels of a key's part that is not rotated, where no axis says h
 def side_by_side(
     wide: Wide, *, turned: bool = False, shared: Part = same, code: Part = E4M3.round, split: int = NOPE
 ) -> Tensors:
-    """Keys [k_nope | k_rope], the rotated part the same for all heads; in fp8 values, too, which follow k_nope.
+    """Keys [k_nope | k_rope], the rotated part being the same for all heads; in the fp8 form also the values.
 
-    Of a mutant: the parts `turned`, the rotated one `shared` otherwise, another rounding to a `code`, or `split`.
+    There `kv_nope` holds each head's k_nope and value side by side. Mutants exchange the parts (`turned`), or
+    change the rotated part (`shared`), the rounding to fp8 (`code`) or where values begin (`split`).
     """
     if "k_nope" in wide:
         nope, rope = wide["k_nope"], shared(wide["k_rope"])
@@ -60,7 +61,7 @@ def side_by_side(
 
 
 def coded(**ways: Any) -> Part:  # noqa: ANN401 - of a format
-    """Numbers through codes of e4m3."""
+    """A function that rounds through e4m3 codes, with these options of `Format.encode`."""
     return lambda x: E4M3.decode(E4M3.encode(x, **ways)).to(x.dtype)
 
 
@@ -93,7 +94,7 @@ MLA_PAGED = Attention(
     staged=True,
 )
 BY_PLAN = "[window_left] [logits_soft_cap]"  # that FlashInfer's wrappers take when they plan
-GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all return it
+GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all calls return the LSE
 MLA = (
     "q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse] "
     "[ckv_scale] [ckv_scale_arr] [kpe_scale]"
@@ -102,12 +103,12 @@ RAGGED = "q k v qo_indptr kv_indptr sm_scale [return_lse] -> output lse"
 
 
 def unscaled(definition: Definition) -> bool:
-    """Whether the cache is stored as it is: scales are of one in fp8, and no adapter here takes them."""
+    """Whether the cache has no scales: an fp8 cache may have some, and no adapter here takes them."""
     return not definition.inputs["ckv_cache"].dtype.startswith("float8") or "ckv_scale" not in definition.inputs
 
 
 def unseeing(q: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp of queries that see nothing: 0, and minus infinity."""
+    """(output, LSE) of queries that see no key: 0 in their dtype [T, Hq, Dv], -inf in float32 [T, Hq]."""
     output = torch.zeros((*q.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
     return output, torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
 
@@ -119,22 +120,22 @@ OLD_INFINITY = -5e4  # what FlashInfer up to 0.6 gave for minus infinity
 MERGED_LOG2 = 10.0  # log2 of the most partial results (1024) that a row without keys is merged from
 OTHER_MASKS = r"_kernel_mask_[23]$"  # sources for masks that are handed over and for several items: unused here
 HOPPER = (9, 0)  # the only capability with FA3 kernels
-# Queries a key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
+# Query heads per key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
 CUDA_CORE_RATIOS = frozenset({1, 2, 3, 4, 8})
 
 
 def workspace(device: torch.device) -> torch.Tensor:
-    """A workspace of FlashInfer's attention."""
+    """A workspace of FlashInfer's attention: WORKSPACE zero bytes."""
     return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def backend(capability: tuple[int, int]) -> str:
-    """The kernels that `auto` would pick; named, so that what is built is what is called."""
+    """The backend that `auto` would pick, named so that the kernel built in advance is the one that is called."""
     return "fa3" if capability == HOPPER else "fa2"
 
 
 def wrapper_of(api: Api, key: str, device: torch.device, *layout: str) -> Any:  # noqa: ANN401 - FlashInfer's object
-    """A wrapper whose backend depends on the GPU."""
+    """A wrapper object of FlashInfer, with a workspace and the backend for the GPU."""
     return api[key](workspace(device), *layout, backend=backend(torch.cuda.get_device_capability(device)))
 
 
@@ -149,14 +150,14 @@ def bends(definition: Definition) -> tuple[bool, bool]:
 
 
 def said(inputs: Given, q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
-    """What a plan takes by name: dtypes, the softmax scale, a window and a soft cap."""
+    """Keyword arguments of a wrapper's `plan`: dtypes, the softmax scale, a window and a soft cap."""
     kinds = {"sm_scale": float, "window_left": int, "logits_soft_cap": float}
     numbers = {name: kind(inputs[name]) for name, kind in kinds.items() if inputs.get(name) is not None}
     return {"q_data_type": q.dtype, "kv_data_type": k.dtype, **numbers}
 
 
 def prefill_module(definition: Definition, which: str) -> tuple[Compiled]:
-    """No position encoding, no fp16 reduction: what every definition here means."""
+    """The prefill kernel to compile, without position encoding or fp16 reduction, which no definition has."""
     generator = "gen_prefill_fa2" if which == "fa2" else "gen_prefill"
     q, kv, index = dtypes(definition, "q", layout_of(definition.inputs).keys[0], "kv_indptr")
     values = "v" if "v" in definition.inputs else "q"  # of pages, keys and values are equally wide
@@ -200,18 +201,18 @@ def ratio_of(definition: Definition) -> int:
 
 
 def fixed(*places: tuple[str, int]) -> Callable[[Definition], bool]:
-    """Whether the definition fixes the sizes of some inputs' axes."""
+    """A condition for `accepts`: whether the definition has constant sizes of these axes, (input, axis)."""
     return lambda definition: all(dim(definition, name, axis) for name, axis in places)
 
 
 def grouped(definition: Definition) -> bool:
-    """Whether FlashInfer's kernels have these heads."""
+    """Whether FlashInfer's kernels have such heads: q [., ., D], k_cache of 4 axes, whole ratio of heads."""
     ranks = [len(definition.inputs[name].shape or ()) for name in ("q", "k_cache")]
     return ranks == [3, 4] and fixed(("q", 2), ("k_cache", 1))(definition) and ratio_of(definition) > 0
 
 
 def decode_modules(definition: Definition, _: tuple[int, int]) -> tuple[Compiled, ...]:
-    """What decode compiles: the prefill kernel where it goes through tensor cores."""
+    """What decode compiles: its own kernel, or that of prefill where it goes through tensor cores."""
     if ratio_of(definition) not in CUDA_CORE_RATIOS:
         return prefill_module(definition, "fa2")
     q, kv, index = dtypes(definition, "q", "k_cache", "kv_indptr")
@@ -272,7 +273,7 @@ def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outpu
 
 
 def latent_modules(definition: Definition, capability: tuple[int, int]) -> tuple[Compiled, ...]:
-    """What latent attention compiles."""
+    """The kernel that latent attention compiles."""
     q, kv, index = dtypes(definition, "q_nope", "ckv_cache", "kv_indptr")
     widths = (dim(definition, "ckv_cache", 2), dim(definition, "kpe_cache", 2))
     return (Compiled("gen_mla", (backend(capability), q, kv, q, index, *widths, False)),)
@@ -321,7 +322,7 @@ SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
 @GQA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
 @MLA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
 def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Sequence by sequence. cuDNN's kernels are left out: they compile a plan per shape, seconds each."""
+    """Attention per sequence by PyTorch, without cuDNN's kernels, which compile a plan per shape, seconds each."""
     from torch.nn.attention import SDPBackend
 
     q, k, v, rows = flattened(inputs)
@@ -350,7 +351,7 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 @GQA_RAGGED.truth("torch", SDPA[0], SDPA[1], serves="q k v -> output", rows=None)
 def whole(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """One sequence, of whose queries the last one sees all keys."""
+    """Causal attention of one sequence, whose last query sees all keys."""
     q, k, v = (inputs[name].transpose(0, 1)[None] for name in "qkv")
     k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
     mask = torch.ones((q.shape[2], k.shape[2]), dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
@@ -363,7 +364,7 @@ CAT = "torch:cat"
 @MLA_PAGED.truth("torch", "cat", CAT, serves="k_nope k_rope [k] -> k_out", rows=None)
 @MLA_PAGED.truth("torch", "cat in fp8", CAT, serves="kv_nope k_pe -> key value", rows=None)
 def together(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Keys, and in fp8 values as well."""
+    """Concatenated keys; in the fp8 form keys and values, saturating."""
     if "k_nope" in inputs:
         nope, rope = inputs["k_nope"], inputs["k_rope"]
         return {"k_out": api[CAT]([nope, rope.expand(-1, nope.shape[1], -1)], -1)}
@@ -427,7 +428,7 @@ NARROWEST = 16  # channels that a tensor core multiplies
 
 
 def wide(definition: Definition) -> bool:
-    """Whether the heads have sizes of their own that a tensor core takes, and are stored as they are."""
+    """Whether the widths are const and fit a tensor core, and a latent cache has no scales."""
     layout = layout_of(definition.inputs)
     names = (*layout.queries, *layout.keys, layout.values)
     fit = all((dim(definition, name, -1) or 0) >= NARROWEST for name in names)
@@ -564,7 +565,7 @@ def no_form(facts: Mapping[str, Any]) -> str | None:
 
 
 def against(**sizes: str) -> Callable[[KernelCall, Evidence], str | None]:
-    """What transformers' attention says otherwise of sizes on one rank, which are these facts of it."""
+    """A check of a call's sizes on one rank against transformers' facts; it returns a difference or None."""
 
     def differs(call: KernelCall, evidence: Evidence) -> str | None:
         def terms(facts: Mapping[str, Any]) -> Facts:
@@ -603,11 +604,11 @@ STAGES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-INPUTS = {"window": "window_left", "logit_cap": "logits_soft_cap", "sinks": "sinks"}  # by fact
+INPUTS = {"window": "window_left", "logit_cap": "logits_soft_cap", "sinks": "sinks"}  # inputs by fact
 
 
 def bending(call: KernelCall) -> tuple[dict[str, str], set[str]]:
-    """The values of a call's definitions, and what they lack: the log-sum-exp, where there are sinks."""
+    """(values of a call's templates, what these lack): with sinks they lack the log-sum-exp."""
     facts = [fact for fact in INPUTS if fact in dict(call.facts)]
     given = [INPUTS[fact] for fact in facts]
     names = {"window": "window", "logit_cap": "capped", "sinks": "sinks"}
@@ -621,7 +622,7 @@ def bending(call: KernelCall) -> tuple[dict[str, str], set[str]]:
 
 
 def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
-    """Decode and causal prefill at each page size; only pages of several tokens may be partly filled."""
+    """A function that drafts decode and causal prefill per page size; pages of one token are always full."""
 
     def drafts(call: KernelCall, choice: Choice) -> Iterator[Draft]:
         for stage, size in product(STAGES, choice.page_sizes):
@@ -638,7 +639,7 @@ def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
 
 
 def ragged(op_type: str, **facts: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
-    """Whole sequences, keys and values side by side; causal. `facts` of the call are the constants of the text."""
+    """A function that drafts causal prefill without pages. `facts` of the call are the constants of the text."""
 
     def drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
         more, lacking = bending(call)
@@ -654,7 +655,7 @@ def extraction(
     differs: Callable[[KernelCall, Evidence], str | None],
     **sizes: str,
 ) -> Extraction:
-    """How modules of some facts are called, with sizes that are facts; else why there is no form."""
+    """The Extraction of attention whose facts satisfy `of`; `sizes` name the facts that are the call's sizes."""
 
     def call(module: ModelModule, _: Reading) -> KernelCall | str | None:
         if not of(module.facts):

@@ -38,7 +38,7 @@ SCORE_ERROR = 2.0**-12
 
 
 def parts(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes of the keys of cache pages, uint8 [pages * page_size, D], and of their scales, [.., 4]."""
+    """Of cache pages: the keys' bytes, uint8 [pages * page_size, D], and the scales', [pages * page_size, 4]."""
     pages, page_size, _, packed = cache.shape
     width = packed - SCALE_BYTES
     flat = cache.contiguous().view(torch.uint8).view(pages, page_size * packed)
@@ -53,13 +53,13 @@ def unpack(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def in_mxfp4(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """What pairs of fp4 codes stand for, [..., D / 2] to [..., D], float64; 32 neighbours share an e8m0 scale."""
+    """Values of pairs of fp4 codes, [..., D / 2] to float64 [..., D]; 32 neighbours share an e8m0 scale."""
     values = formats.E2M1.decode(formats.unpack(codes))
     return values * formats.E8M0.decode(scales).repeat_interleave(formats.MX_BLOCK, -1)
 
 
 def unpack_by_token(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the shape suggests: each token's key, then its scale; what is no number counts nothing."""
+    """A mutant of `unpack` that reads each token's key, then its scale, as the shape suggests; NaN become 0."""
     rows = cache.contiguous().view(torch.uint8).flatten(0, 2)
     data = rows[:, :-SCALE_BYTES].contiguous().view(torch.float8_e4m3fn).float()
     scales = rows[:, -SCALE_BYTES:].contiguous().view(torch.float32)
@@ -67,23 +67,23 @@ def unpack_by_token(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def score(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Scores [tokens] of products [heads, tokens] and weights [heads]."""
+    """Scores [tokens]: the sum of weights [heads] times relu(products [heads, tokens])."""
     return weights @ torch.relu(products)
 
 
 def best(scores: torch.Tensor, topk: int) -> torch.Tensor:
-    """Places of the best, at most `topk` of them."""
+    """int64 places of the `topk` largest scores, best first; fewer if there are fewer scores."""
     return torch.topk(scores, min(topk, len(scores))).indices
 
 
 def without_kth(scores: torch.Tensor, topk: int) -> torch.Tensor:
-    """The one after the k-th in its place."""
+    """A mutant of `best`: the one after the k-th in its place."""
     found = best(scores, topk + 1)
     return torch.cat([found[: topk - 1], found[topk:]]) if len(found) > topk else found
 
 
 def first_twice(scores: torch.Tensor, topk: int) -> torch.Tensor:
-    """The best one in place of the last one as well."""
+    """A mutant of `best`: the first one twice, the last one left out."""
     found = best(scores, topk)
     return torch.cat([found[:1], found[:-1]])
 
@@ -94,12 +94,12 @@ def row_of(places: torch.Tensor, pages: torch.Tensor, page_size: int) -> torch.T
 
 
 def topk_of(definition: Definition) -> int:
-    """Indices per sequence; 0: nothing fixes them."""
+    """Indices per sequence, if that axis is const; else 0."""
     return definition.const_axes.get((definition.outputs["topk_indices"].shape or ("", ""))[1], 0)
 
 
 def changed(found: Tensors, change: Part) -> Tensors:
-    """Another output."""
+    """The outputs changed by `change`, without their `@` entries."""
     return {name: change(one) for name, one in found.items() if "@" not in name}
 
 
@@ -112,7 +112,12 @@ def index(
     chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,
     named: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = row_of,
 ) -> Tensors:
-    """The topk tokens of each sequence with the best `sum over heads h of weights[h] * relu(q[h] . k * scale)`."""
+    """The topk tokens of each sequence with the best `sum over heads h of weights[h] * relu(q[h] . k * scale)`.
+
+    `topk_indices`, int32 [sequences, topk], are rows of the flattened cache, padded with -1. The parameters are
+    functions that mutants replace: they unpack the cache, change the keys' scales, score, choose, and number the
+    tokens.
+    """
     topk = topk_of(wide.definition)
     q, weights, cache = wide["q_index_fp8"], wide["weights"], wide["k_index_cache_fp8"]
     table, page_size = wide["block_table"].to(torch.int64), cache.shape[1]
@@ -145,7 +150,7 @@ def logits_of(
     scored: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = score,
     unpacked: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = unpack,
 ) -> Tensors:
-    """The scores themselves, of one query of each sequence; what lies beyond a sequence's length is not specified.
+    """The scores `logits` [sequences, max_seq_len] of one query per sequence, unspecified beyond its length.
 
     With `q_sf` queries and keys are fp4 codes, whose scales are of 32 neighbours; otherwise fp8, and one scale of
     a key is float32.
@@ -264,13 +269,13 @@ class Indexer(Op):
 
 
 # Attention over the rows of the flattened cache that each token's list names, absorbed MLA otherwise. There is no
-# causal mask: who made the list has seen to that. A token whose list is all -1 gives 0 and -inf.
+# causal mask, since the lists respect it. A token whose list is all -1 gives 0 and -inf.
 
-SPARE = 3  # one pool row in three is named by nobody, and holds poison
+SPARE = 3  # one more pool row per three named ones is in no list, and holds poison
 
 
 class Listed(Attention):
-    """Attention over lists, each token's being a sequence of its own."""
+    """Attention over lists of tokens: each query token is a sequence, whose keys its list names."""
 
     def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
         """Tokens 1-2, 4-16, 32-64, with lists that are empty, short, one below full, and full."""
@@ -296,7 +301,7 @@ class Listed(Attention):
         yield "adversarial-tiny", [few, 3], 1, {"pattern": "tiny", "amplitude": tiny(definition)}
 
     def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
-        """Of the pool's rows the first and the last are always spare."""
+        """A case with lists of these lengths; the pool's first and last rows are in no list."""
         name, valid, _, more = planned
         named = max(valid, default=0)
         rows = named + max(3, named // SPARE)
@@ -305,7 +310,7 @@ class Listed(Attention):
         return self.case(definition, name, sizes, seed, params)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """The case as it is."""
+        """The case unchanged."""
         del definition, count, long
         return case
 
@@ -316,12 +321,12 @@ class Listed(Attention):
         return replace(self._case(definition, base.seed, (base.id, valid, 1, {})), size=base.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """None."""
+        """No cases."""
         del definition, seed
         return ()
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Distinct indices in random order; rows that nobody names hold poison, the first and the last among them.
+        """Distinct indices in random order; rows in no list hold poison, the first and the last among them.
 
         Those two are what a kernel reads that takes -1 for an index, from the end or clamped to 0. All tokens
         choose from the same rows, so their lists overlap.
@@ -343,7 +348,7 @@ class Listed(Attention):
 
 
 def packed_otherwise(definition: Definition) -> str | None:
-    """What is unknown of the indexer's cache or queries; None: nothing."""
+    """Why the indexer's cache or queries are not supported; None: they are."""
     width = dim(definition, "q_index_fp8", 2) or 0
     packed = [dim(definition, "k_index_cache_fp8", axis) for axis in (2, 3)]
     if packed != [1, width + SCALE_BYTES]:
@@ -353,13 +358,13 @@ def packed_otherwise(definition: Definition) -> str | None:
 
 
 def last_row_read(wide: Wide) -> Mapping[str, torch.Tensor]:
-    """The -1 as Python reads it, from the end."""
+    """A mutant's inputs: -1 reads the cache's last row, as an index of Python does."""
     rows, cache = wide.given("sparse_indices"), wide.given("ckv_cache")
     return {"sparse_indices": torch.where(rows < 0, cache.shape[0] * cache.shape[1] - 1, rows)}
 
 
 def last_page_ignored(wide: Wide) -> Mapping[str, torch.Tensor]:
-    """Sequences that end where their last page begins."""
+    """A mutant's inputs: sequences end where their last page begins."""
     lengths, page = wide.given("seq_lens"), wide.given("k_index_cache_fp8").shape[1]
     return {"seq_lens": ((lengths - 1) // page * page).clamp_min(0)}
 
@@ -386,7 +391,7 @@ INDEXER = Indexer(
         index,
     ),
     requires=packed_otherwise,
-    sizes={"p": (), "r": ()},  # as the cases have it
+    sizes={"p": (), "r": ()},  # set by `cases`
     apart=False,
     gates={"topk_indices": IndexSet()},
     mutants=(
@@ -502,7 +507,7 @@ def _indexer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's obj
 
 
 def _attention(module: ModelModule, _: Reading) -> KernelCall | None:
-    """Attention over what an indexer names is absorbed; the whole of a short sequence is not sparse."""
+    """The call of absorbed sparse attention; None for any other, e.g. that over all of a short sequence."""
     facts = module.facts
     if not (facts.get("sparse") and facts.get("absorbed") and facts.get("topk")):
         return None
@@ -539,7 +544,7 @@ DSA_PAGED.extraction = Extraction(
 
 
 def bytes_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Pages of codes and their scales, or codes of queries; scales over four powers of two."""
+    """Draw queries, their scales `q_sf`, or cache pages of keys and scales; scales are 2**-2 to 2."""
     if wanted.dtype is torch.float8_e4m3fn:
         return draw.normal(wanted.name, wanted.shape, scale=DATA_SCALE).to(wanted.dtype)
     if wanted.name == "q_sf":
@@ -560,18 +565,18 @@ def bytes_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def single_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Of two codes a byte, one that is 1 among zeros."""
+    """Lossless fp4 queries, two codes per byte: per head one code is 1.0 (byte 2), the others are 0."""
     return (one_hot(draw, replace(wanted, dtype=torch.float32)) * 2).to(wanted.dtype)
 
 
 def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct pages in no order."""
+    """Draw distinct pages of the pool in random order, int32."""
     pool = wanted.shape_of("kv_fused")[0]
     return draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
 
 
 def single(definition: Definition) -> str | None:
-    """Why not each sequence has one query, and a key one head; None: that is so."""
+    """Why a definition has several queries per sequence or heads per key; None: it has one of each."""
     queries, heads = dim(definition, "q", 1), dim(definition, "kv_fused", 2)
     return (
         None if queries == heads == 1 else f"{queries} queries of a sequence, {heads} heads of a key; known is 1"
@@ -579,12 +584,12 @@ def single(definition: Definition) -> str | None:
 
 
 class Logits(Op):
-    """All sequences are as long as the longest may be: beyond a length, kernels may write anything."""
+    """Scores of sequences as long as the longest may be: beyond a length, kernels may write anything."""
 
     sizes_in_numbers = ("max_seq_len",)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """That length, twice."""
+        """The inputs with seq_lens and max_seq_len set to the width of the logits."""
         values = super().inputs(definition, case, draw)
         lengths = tensor(values, "seq_lens")
         longest = case.axes[(definition.outputs["logits"].shape or ("", ""))[1]]
@@ -672,7 +677,7 @@ def largest(
 
 
 def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Lengths from none to the whole row."""
+    """Draw lengths from 1 to a row's width; of three or more the second is that width, the third 0."""
     width = wanted.shape_of("logits" if "logits" in wanted.definition.inputs else "max_score")[1]
     found = draw.integers(wanted.name, wanted.shape, torch.int64, low=1, high=width + 1)
     if len(found) > 2:
@@ -681,17 +686,17 @@ def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 class Largest(Op):
-    """How many are looked for is an axis, too."""
+    """The indices of the largest: their number is a scalar input and the last axis of the output."""
 
     sizes_in_numbers = ("top_k", "topk")
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """The largest logit at ends of tiles, one after the other."""
+        """For `topk`: a case whose rows have the largest logit at ends of tiles, one after the other."""
         if "logits" in definition.inputs:
             yield at_boundaries(dict.fromkeys(definition.var_axes, BOUNDARY_ROWS), ["logits"], seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """The number as the axis has it."""
+        """The inputs with `top_k` or `topk` set to the size of the output's last axis."""
         count = definition.const_axes[(next(iter(definition.outputs.values())).shape or ("",))[-1]]
         values = super().inputs(definition, case, draw)
         return values | {name: count for name in self.sizes_in_numbers if name in values}

@@ -1,6 +1,6 @@
 """Attention as TensorRT-LLM's, cuDNN's, XQA's, PrimTS's and MiniMax's kernels are called, and that of one request.
 
-Tables, lengths, blocks: their inputs are told by names, see `ops/attention.py`.
+Their inputs (tables, lengths, blocks) are recognised by name, see `ops/attention.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ def peaks(
     interleaved: bool = False,
     lay: Callable[..., torch.Tensor] = unswizzle,
 ) -> Tensors:
-    """Unscaled products; minus infinity where a query sees no key of a tile. Codes are in nvfp4, in tiles."""
+    """`max_score` [heads, tiles, queries] of unscaled products; -inf where a query sees no key of a tile.
+
+    Queries and keys may be nvfp4 codes with swizzled scales. Mutants change the `tile`, the maximum (`largest`),
+    `spans`, the map of heads (`interleaved`) or the layout of scales (`lay`).
+    """
     values, factor = wide.values, 1.0
     for name in ("q", "k"):
         if f"{name}_fp4" in wide:
@@ -77,12 +81,12 @@ def peaks(
 
 
 class Peaks(Attention):
-    """Attention's cases, with codes."""
+    """The largest logits of tiles, over attention's cases, with codes where the definition has them."""
 
     formula: Formula = staticmethod(peaks)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Any codes, and scales between a half and two."""
+        """Inputs with random fp4 codes, and e4m3 scales between a half and two."""
         values = super().inputs(definition, case, draw)
         for name in values.keys() & {"q_fp4", "k_fp4", "q_scale", "k_scale"}:
             low, high = (0, 256) if name.endswith("fp4") else (0x30, 0x41)
@@ -122,14 +126,14 @@ CUDNN_PAGED, XQA, BLOCK_SPARSE, MSA_SPARSE, DCP = (
     for op_type in ("cudnn_paged", "xqa", "block_sparse", "msa_sparse", "trtllm_paged_dcp_spec")
 )
 
-# FlashInfer's functions, given what a definition has by its own names, and what they want beside it.
+# Calls of FlashInfer's functions, with a definition's inputs by name; functions `for_` return further arguments.
 
 WORKSPACE = 128 << 20  # bytes
 SM100 = ((10, 0), (12, 9))
 
 
 def scratch(inputs: Given) -> dict[str, Any]:
-    """Memory to work in."""
+    """Memory to work in, on the queries' device."""
     q = one_of(QUERIES, inputs)
     return {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)}
 
@@ -140,7 +144,7 @@ def longest(inputs: Given, *names: str) -> int:
 
 
 def for_xqa(inputs: Given) -> dict[str, Any]:
-    """Semaphores, and sizes of the cache."""
+    """For XQA: memory to work in, an output, semaphores, and sizes of the cache."""
     return {
         **scratch(inputs),
         "seq_lens": inputs["seq_lens"].to(torch.uint32),
@@ -152,7 +156,7 @@ def for_xqa(inputs: Given) -> dict[str, Any]:
 
 
 def for_context(inputs: Given) -> dict[str, Any]:
-    """The longest sequences, and where those of keys begin."""
+    """For prefill with tables: the longest sequences, and the offsets of their keys."""
     return {
         **scratch(inputs),
         "max_q_len": int(inputs["cum_seq_lens_q"].diff().max()),
@@ -164,7 +168,7 @@ def for_context(inputs: Given) -> dict[str, Any]:
 
 
 def for_speculation(inputs: Given) -> dict[str, Any]:
-    """Both caches as one argument, and the longest sequence."""
+    """For decode of draft tokens: both caches as one argument, the longest sequence, queries per sequence."""
     return {
         **scratch(inputs),
         "kv_cache": (inputs["k_cache"], inputs["v_cache"]),
@@ -176,7 +180,7 @@ def for_speculation(inputs: Given) -> dict[str, Any]:
 
 
 def for_cudnn(inputs: Given) -> dict[str, Any]:
-    """Lengths with four axes, the longest ones, and where queries begin."""
+    """For cuDNN's prefill: lengths [batch, 1, 1, 1], the longest ones, and the offsets of queries."""
     return {
         **scratch(inputs),
         "max_token_per_sequence": longest(inputs, "actual_seq_lens_q"),
@@ -190,13 +194,13 @@ def for_cudnn(inputs: Given) -> dict[str, Any]:
 
 
 def for_cudnn_decode(inputs: Given) -> dict[str, Any]:
-    """As many keys of each sequence as the longest has."""
+    """For cuDNN's decode: `max_sequence_kv` as the number of keys of each sequence."""
     table, most = inputs["block_tables"], int(inputs["max_sequence_kv"])
     return {**scratch(inputs), "actual_seq_lens_kv": torch.full((len(table),), most, device=table.device).int()}
 
 
 def for_packed(inputs: Given) -> dict[str, Any]:
-    """The layout, and lengths."""
+    """For packed queries, keys and values: the layout, the lengths, and the longest one."""
     lengths = inputs["cum_seq_lens_kv"].diff()
     most = int(lengths.max())
     sizes = {"max_q_len": most, "max_kv_len": most, "batch_size": len(lengths)}
@@ -211,12 +215,12 @@ PROXY: Any = {
 
 
 def for_proxy(inputs: Given) -> dict[str, Any]:
-    """Whether there is a causal mask."""
+    """For scores of blocks: whether there is a causal mask; there is one by default."""
     return {"causal": bool(inputs.get("causal", True))}
 
 
 def pattern(definition: Definition, inputs: Given) -> dict[str, Any]:
-    """The pattern's own arguments."""
+    """For patterns of blocks: block sizes, bits as uint32, and whether key heads share one pattern."""
     found: dict[str, Any] = {name: definition.const_axes.get(name) for name in ("q_block_size", "kv_block_size")}
     words = ("exact_block_bits", "kv_valid_bits")
     found |= {name: inputs[name].view(torch.uint32) for name in words if inputs.get(name) is not None}
@@ -261,7 +265,7 @@ def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outpu
 
 
 def for_lists(inputs: Given) -> dict[str, Any]:
-    """Whether there is a causal mask."""
+    """For lists of blocks: whether there is a causal mask; there is none by default."""
     return {"causal": bool(inputs.get("causal"))}
 
 
@@ -330,7 +334,7 @@ class Single(Attention):
     formula: Formula = staticmethod(partial(attention, lost=False, weights="bfloat16"))
 
     def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
-        """Only adversarial cases lean to keys: this attention may be trained with.
+        """Plans in which only adversarial cases lean to keys, since this attention may be trained with.
 
         Where one key has half the weight, unfused attention in 16 bits loses more of a gradient than is allowed.
         """
@@ -341,12 +345,12 @@ class Single(Attention):
         yield "adversarial-lean", [223], 11, {}
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """One sequence of so many keys."""
+        """One sequence of `count` keys."""
         del long
         return super().of_size(definition, case, count, long=True)
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
-        """One query, whose output does not grow."""
+        """Whether no output has a var axis: then there is one query."""
         del long
         return not any({*(spec.shape or ())} & {*definition.var_axes} for spec in definition.outputs.values())
 
@@ -408,7 +412,7 @@ def _flashinfer_alone(api: Api, definition: Definition, inputs: Given) -> Output
 @SINGLE_PREFILL.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
 @SINGLE_DECODE.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
 def _pytorch_alone(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """The one query of a decode as a request of one."""
+    """SDPA of one request; the query of a decode [heads, channels] is taken as one token."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     queries = q.reshape(-1, *q.shape[-2:])
     mask = None
