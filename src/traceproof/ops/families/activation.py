@@ -140,9 +140,9 @@ ACTIVATION = Op(
 )
 IN_FLASHINFER = {kind: f"flashinfer.activation:{kind}_and_mul" for kind in ACTIVATIONS}
 IN_SGLANG = {kind: f"sgl_kernel:{kind}_and_mul" for kind in ACTIVATIONS}
-HALVES = frozenset({"float16", "bfloat16"})
+HALVES = frozenset({"float16", "bfloat16"})  # dtypes of 16 bits
 TORCH_SILU, TORCH_GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
-FORMS_OF_GELU = {GELU: "none", TANH: "tanh"}
+FORMS_OF_GELU = {GELU: "none", TANH: "tanh"}  # activation -> PyTorch's argument `approximate`
 
 
 def is_kind(*kinds: str) -> Callable[[Definition], bool]:
@@ -174,7 +174,7 @@ def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 # SGLang's activations without a gate, which have no op_type; models name them by their function.
 UNGATED = ("ReLU2", "NewGELU", "QuickGELU", "XIELU", "GELU", "ReLU", "SiLU", "GeluAndMulSparse")
-TEXTS = {
+TEXTS = {  # activation -> its text in a reference
     SILU: "torch.nn.functional.silu(gate)",
     GELU: "torch.nn.functional.gelu(gate)",
     TANH: 'torch.nn.functional.gelu(gate, approximate="tanh")',

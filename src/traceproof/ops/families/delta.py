@@ -578,7 +578,7 @@ KDA_STEPS = stepped(
         fused,
     ),
 )
-VERIFIED = (
+VERIFIED = (  # optional inputs that a plain call leaves out
     "initial_state_source[u h v k]? initial_state_indices[m]? ssm_state_indices[m]? state_checkpoints[c h v k]?"
     " checkpoint_cu_starts[o]? output_final_state? use_qk_l2norm_in_kernel? use_gate_in_kernel? lower_bound?"
     " num_spec_tokens? beta_is_logit? disable_state_update? correction_cache[u h s v]? kg_cache[u h s w]?"

@@ -30,9 +30,9 @@ from traceproof.ops.op import SIZES
 # with whole sequences packed along one axis. States are [.., V, K].
 
 BUFFER = "intermediate_states_buffer"
-WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta")
+WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta")  # written by cache_replayssm
 
-FLAGS = {"use_qk_l2norm": True, "cache_replayssm": False, "disable_state_update": False}
+FLAGS = {"use_qk_l2norm": True, "cache_replayssm": False, "disable_state_update": False}  # flag of mtp -> usual
 CHUNK = 64  # tokens per chunk; prefill kernels keep a state of each
 
 
@@ -60,8 +60,8 @@ def gated_delta(
     heads in consecutive groups. A scale of 0 or None means 1 / sqrt(K), a state of None zeros. In mtp the named
     slots of the pool take the state after the last token, the others stay; named slots of
     `intermediate_states_buffer` [slots, tokens, ..] take the state after each token. A sequence without tokens
-    keeps its state. With `cache_replayssm` named slots of the windows take values, keys, logarithms of decays and
-    rates as they are given.
+    keeps its state. With `cache_replayssm` named slots of the windows take values, keys before normalisation,
+    logarithms of decays, and rates, to be committed later.
 
     Decode and mtp kernels multiply in float32. Prefill kernels compute a chunk's products on tensor cores, so the
     float32 baseline rounds state and correction to bfloat16 as they enter a product, but not the state carried on.
@@ -570,6 +570,7 @@ def _fla_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 def _delta_net(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """Form, head counts and head sizes of a gated delta net; of another layer only its class as the form."""
     if not hasattr(parent, "A_log"):
         return {"form": type(parent).__name__}
     return {

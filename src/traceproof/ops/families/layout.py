@@ -31,7 +31,7 @@ SIZES = {"small": ((1, 1, 1), (2, 3, 2)), "medium": ((3, 5, 2), (4, 16, 3)), "la
 GAPS = 3  # pages that no sequence has
 PAGE = 4  # rows of a page, where a definition leaves them open
 CACHES = {"k_cache": "append_key", "v_cache": "append_value", "ckv_cache": "append_ckv", "kpe_cache": "append_kpe"}
-PAGES = ("k_cache", "paged_k_cache", "ckv_cache")
+PAGES = ("k_cache", "paged_k_cache", "ckv_cache")  # caches whose second axis is the page's rows
 
 
 def page_size(wide: Wide) -> int:
@@ -166,6 +166,7 @@ class PageAppend(Op):
     def _case(
         self, definition: Definition, name: str, counts: tuple[int, int, int], seed: int, **params: bool
     ) -> Case:
+        """A case of (sequences, tokens for each, further pages for each), with the axes that follow from them."""
         batch, tokens, more = counts
         size = definition.const_axes.get(self.form(definition).axes(definition)["s"], PAGE)
         pages = more + tokens // size

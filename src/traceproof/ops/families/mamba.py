@@ -517,7 +517,7 @@ def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 FACTS = ("heads", "head_dim", "state", "groups")
-SMALL_CELLS = 1 << 16
+SMALL_CELLS = 1 << 16  # cells of a state; above that a definition is scaled down
 
 
 def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects

@@ -27,9 +27,9 @@ from traceproof.stacks.sglang import KERNELS
 
 Turn = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]  # of (cos, sin)
 Places = Callable[["torch.Tensor", int], "torch.Tensor"]  # (positions, size of the cache) -> positions
-TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}
+TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}  # tokens of each case
 HEADS = ((8, 2), (4, 4))  # (heads of q, heads of k): shared, equal
-POSITIONS = {"small": 64, "medium": 1024, "large": 8192}
+POSITIONS = {"small": 64, "medium": 1024, "large": 8192}  # positions in the cache
 GRID = 1 << 12  # t = tan(angle / 2) is drawn as a multiple of 1 / GRID
 
 
@@ -160,7 +160,7 @@ class Rope(Op):
 # Without a cache angles are computed, of positions, or of places in sequences that begin at an offset.
 
 FARTHEST = 8192  # position up to which float32 angles are exact enough beside a bfloat16 rounding
-LLAMA = {
+LLAMA = {  # Llama 3.1's values
     "rope_scale": 8.0,
     "rope_theta": 5e5,
     "low_freq_factor": 1.0,

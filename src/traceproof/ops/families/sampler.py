@@ -132,7 +132,7 @@ class Pattern:
     balanced: bool = False  # whether the first token is as likely as the others together, however few these are
 
     def within(self, vocabulary: int) -> tuple[int, ...]:
-        """Weights of the first `vocabulary` tokens; if balanced, the first one weighs as much as the others."""
+        """Weights of the first `vocabulary` tokens; if balanced, the first weighs as much as all others."""
         kept = self.weights[:vocabulary]
         return (max(1, len(kept) - 1), *kept[1:]) if self.balanced else kept
 
@@ -179,11 +179,11 @@ PACKS = {
     "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PEAK, PEAK, CLOSE_TO_P),
     "tricky": TRICKY,
 }
-DRAWS = "draws"
+DRAWS = "draws"  # the pack of many draws, as `rows` of a case
 DRAWN_ROWS = 16  # of that case: each row twice at the same places, so that equal rows can be compared
 # Boundaries at tokens of 0.002, which a filter that is off by one adds or drops.
 EDGE = Pattern("edge", (5000, 3000, 1500, 461, 20, 19), 5, 0.997, 0.999)
-MOST_TOKENS = 1 << 16
+MOST_TOKENS = 1 << 16  # tokens with mass in a row of that pack
 UNITS = 1 << 28  # sum of weights: whole numbers below 2 ** 24 are exact in float32 as parts of it
 
 
@@ -339,8 +339,8 @@ class Sampler(Op):
 DRAWS_OF_CASE = 160  # over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
 WEIGHT_DRAWS = 256  # ... of cases for temperatures: 998 of 1,000 runs find a power of 1.2
 CHEAP_DRAWS = 5 << 18  # divided by the vocabulary, the draws where it is small: few tokens show less
-MAX_TRIALS = 128
-MOST_ROWS = 129
+MAX_TRIALS = 128  # draws per row in a case
+MOST_ROWS = 129  # rows of a case that `of_size` makes
 DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
 
@@ -389,7 +389,7 @@ class Filtered(Sampler):
         return super().of_size(definition, case, min(count, MOST_ROWS), long=long)
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """Trials for about DRAWS_OF_CASE draws over the rows; more for temperatures, and small vocabularies."""
+        """Trials for about DRAWS_OF_CASE draws over all rows; more to show temperatures, or if cheap."""
         rows, vocabulary = rows_of(definition, case)
         pack, cheap = case.params.get("rows"), CHEAP_DRAWS // max(vocabulary, 1)
         if rows == 0:
@@ -603,7 +603,7 @@ def _sequences(
 
 # Variants and mutants: draws from the distribution that their filters leave.
 
-SEEDS = 1 << 63  # of torch's generators
+SEEDS = 1 << 63  # bound of seeds of torch's generators
 
 
 def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
