@@ -1,11 +1,11 @@
 """Values as codes of fp4 and fp8 with a scale per block: quantisers, alone or behind an activation, and caches.
 
-The scale of a block brings its largest magnitude to the element's largest: rounded to the nearest e4m3 (nvfp4,
-with one float32 number for a whole tensor beside it), or up to a power of two (mxfp4, mxfp8). OCP's rule for the
-latter rounds the largest magnitude itself down instead, and saturates. Where nothing says which, both are right.
+A block's scale is its largest magnitude over the largest value of the elements' format: rounded to the nearest
+e4m3 (nvfp4, which has one more scale, in float32, per tensor), or up to a power of two (mxfp4, mxfp8). OCP's rule
+for the latter rounds the magnitude itself down to a power of two, and saturates. Both are right if none is named.
 
 Kernels multiply by approximate reciprocals, so a scale or a code next to the middle of two may be either one. The
-oracle gives what each may be: codes next to where they would be, under each scale that is right.
+oracle returns the range of right codes: those next to its values, under each scale that is right.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
     from traceproof.draw import Draw
     from traceproof.ops.lossless import Exactly
 
-NEAR = 2.0**-21  # relative: eight float32 roundings, as approximate reciprocals lose
-ROUNDED = 2.0**-8 + NEAR  # and a bfloat16 one, where what is quantised may be kept in it
+NEAR = 2.0**-21  # relative error of approximate reciprocals: eight float32 roundings
+ROUNDED = 2.0**-8 + NEAR  # and one of bfloat16, where a kernel may keep values in it before it quantises them
 Over = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # values and their scales -> quotients
 Drawn = Callable[["Draw", Wanted], "torch.Tensor"]
-Bounds = tuple["torch.Tensor", "torch.Tensor"]  # least and greatest right codes in their order, pairs last
+Bounds = tuple["torch.Tensor", "torch.Tensor"]  # least and greatest rank of right codes, [..., pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How blocks become codes.
+    """How blocks of values become codes and scales.
 
     Attributes:
         element, scale: formats of the values and of the scales.
-        width: of a block.
-        rules: which scales are right: what the largest magnitude is divided by, and how the quotient is rounded.
-        least: below which no scale is wanted.
+        width: values per block.
+        rules: right ways to a scale: (divisor of the largest magnitude, rounding); `encode` takes the first.
+        least: smallest scale before rounding.
     """
 
     element: Format
@@ -77,7 +77,7 @@ MXFP8_UP = Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),))
 
 
 def peak(blocks: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of each block."""
+    """The largest magnitude of each block, [..., width] to [...]."""
     return blocks.abs().amax(-1)
 
 
@@ -93,38 +93,38 @@ def quotient(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Coder:
-    """A scheme, and what a kernel could do otherwise: the parameters of variants and mutants."""
+    """A quantiser by a scheme; the other fields are parameters that variants and mutants change."""
 
     scheme: Scheme
     peaks: Part = peak
     scales: Part = same  # of the scales before they are rounded
     over: Over = quotient
     codes: Part = same  # of quotients before they are rounded
-    toward: str = NEAREST
+    toward: str = NEAREST  # of quotients to codes
     unrounded: bool = False  # divide by the scales before they are rounded
 
     def wanted(self, x: torch.Tensor, rule: int = 0) -> torch.Tensor:
-        """The scales before they are rounded, [..., n / width], of x [..., n]."""
+        """Scales before they are rounded, [..., n / width], of x [..., n]."""
         largest, _ = self.scheme.rules[rule]
         return self.scales(self.peaks(in_blocks(x, self.scheme.width)) / largest).clamp_min(self.scheme.least)
 
     def share(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """What is rounded to codes, [..., n]; 0 where a scale is 0."""
+        """Values over their blocks' scales, [..., n], which are rounded to codes; 0 where a scale is 0."""
         found = self.over(in_blocks(x, self.scheme.width), scale[..., None])
         return self.codes(torch.where(scale[..., None] > 0, found, 0.0)).reshape(x.shape)
 
     def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes of x, uint8 [..., n], and of its scales, [..., n / width]."""
+        """Codes of x, uint8 [..., n], and of its blocks' scales, [..., n / width]."""
         wanted = self.wanted(x)
         scales = self.scheme.scale.encode(wanted, rounding=self.scheme.rules[0][1])
         scale = wanted if self.unrounded else self.scheme.scale.decode(scales).to(x.dtype)
         return self.scheme.element.encode(self.share(x, scale), rounding=self.toward), scales
 
     def allowed(self, x: torch.Tensor, near: float) -> tuple[Bounds, Bounds]:
-        """What the code of each value, and of each scale, may be, where x is known so nearly.
+        """Bounds of the right codes of values, and of scales, if x has relative errors of up to `near`.
 
-        Either zero is right. Where all of a block is 0 any scale is, unless there is a least one, and where a
-        scale is 0 any code.
+        Both zeros are right. If all of a block is 0, any scale is right, unless there is a least one; if a scale
+        is 0, any code is.
         """
         scheme = self.scheme
         nothing = (self.wanted(x) == 0) & (scheme.least == 0)
@@ -145,7 +145,7 @@ class Coder:
 
 
 def around(x: torch.Tensor, slack: torch.Tensor, form: Format = E4M3) -> Bounds:
-    """What the codes of values may be that are known up to a slack; either zero is right."""
+    """Bounds [..., 1] of the codes of values with errors of up to `slack`; both zeros are right."""
     low, high = (form.order(form.encode(end)) for end in (x - slack, x + slack))
     ends = (end.masked_fill((end == 0) | (end == -1), zero)[..., None] for end, zero in ((low, -1), (high, 0)))
     return next(ends), next(ends)
@@ -161,9 +161,9 @@ def laid(
     lay: Part,
     pairs: Part = same,
 ) -> Tensors:
-    """An output of codes in its layout, as bytes or as what they stand for, and what each may be.
+    """An output of codes in its layout, as codes or decoded for a float dtype, with `@low` and `@high` bounds.
 
-    `pairs` makes two fp4 codes a byte. What fills a layout up may be anything.
+    `pairs` packs two fp4 codes into a byte. The layout's padding may have any code.
     """
     spec = wide.definition.outputs[name]
     found = pairs(lay(codes))
@@ -177,7 +177,7 @@ def laid(
 
 
 def beyond(rows: torch.Tensor | None, bounds: Bounds) -> Bounds:
-    """Any code in rows that do not count, bool [...], of bounds [..., n, pairs]."""
+    """Bounds [..., n, pairs] that allow any code in rows that do not count, by a bool mask [...]."""
     if rows is None:
         return bounds
     left = ~rows[..., None, None]
@@ -185,7 +185,7 @@ def beyond(rows: torch.Tensor | None, bounds: Bounds) -> Bounds:
 
 
 def unswizzled(lay: Part) -> Part:
-    """A wrong layout, for mutants: a function that gives lay(scales)' shape, but rows in order, then zeros."""
+    """A mutant's layout: returns a function with lay's result shape, but scales in row-major order, then zeros."""
 
     def in_rows(scales: torch.Tensor) -> torch.Tensor:
         found = torch.zeros_like(lay(scales))
@@ -195,14 +195,14 @@ def unswizzled(lay: Part) -> Part:
     return in_rows
 
 
-# Wide inputs, and an activation -> values [..., n], what they are multiplied by, and rows that count (None: all)
+# Inputs and an activation -> values [..., n], their factor, and a mask of rows that count (None: all)
 Read = Callable[[Wide, Part], tuple["torch.Tensor", "torch.Tensor | float", "torch.Tensor | None"]]
 
 
 def quantiser(
     scheme: Scheme, read: Read, *names: str, near: float = NEAR, lay: Part = same, arrange: Part = same
 ) -> Formula:
-    """The formula of a quantiser with outputs of these names: `arrange` lays out the values, `lay` the scales."""
+    """The formula of a quantiser with outputs `names`, codes and scales, laid out by `arrange` and by `lay`."""
     values, scales = names
     pairs = pack if scheme.element is E2M1 else same
 
@@ -216,7 +216,7 @@ def quantiser(
         linear: bool = False,
         **changes: Any,  # noqa: ANN401 - a Coder's fields
     ) -> Tensors:
-        """`code = x * whole / scale`, where the scale of a block brings its largest magnitude to the element's."""
+        """`code = x * whole / scale`, where a block's scale is its largest magnitude over the format's largest."""
         x, factor, rows = read(wide, act)
         coder = Coder(scheme, **changes)
         codes, scale = coder.encode(x * whole(factor))
@@ -241,18 +241,18 @@ GATES = {
 
 
 def two_level(wide: Wide) -> bool:
-    """Whether one float32 number scales the whole tensor."""
+    """Whether an input scales the whole tensor."""
     return any("global" in name and value is not None for name, value in wide.values.items())
 
 
 def tiled(wide: Wide) -> bool:
-    """Whether scales are in tiles."""
+    """Whether scales have a single axis, in which tiles follow each other."""
     shapes = [spec.shape or () for spec in wide.definition.outputs.values()]
     return any(len(shape) == 1 and wide.definition.const_axes.get(shape[0]) != 0 for shape in shapes)
 
 
 def ones(value: torch.Tensor) -> torch.Tensor:
-    """Scales that are ignored."""
+    """A mutant's tensor: ones in place of scales or weights."""
     return torch.ones_like(value)
 
 
@@ -283,7 +283,7 @@ IN_TILES = Mutant("scales row by row", applies=tiled, linear=True)
 
 
 def of_rows(name: str, whole: str = "") -> Read:
-    """Rows as they are given, times a number that may be given."""
+    """Returns a function that reads rows `name` and their factor, the input `whole` (1 if absent)."""
 
     def read(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
         factor = wide.maybe(whole)
@@ -293,7 +293,7 @@ def of_rows(name: str, whole: str = "") -> Read:
 
 
 def of_halves(name: str, whole: str) -> Read:
-    """The first half of each row, activated, times the other one."""
+    """Returns a function that reads act(first half) * second half of rows `name`, and their factor `whole`."""
 
     def read(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
         gate, up = wide[name].chunk(2, -1)
@@ -303,7 +303,7 @@ def of_halves(name: str, whole: str) -> Read:
 
 
 def of_groups(wide: Wide, _: Part) -> tuple[torch.Tensor, float, torch.Tensor]:
-    """Groups of rows [b m k], filled up to 128 columns, and which rows count."""
+    """Groups of rows [b, m, k], padded to a multiple of 128 columns, the factor 1, and a mask of valid rows."""
     x, mask = wide["a"], wide["mask"]
     filled = torch.nn.functional.pad(x, (0, -x.shape[-1] % 128))
     return filled, 1.0, torch.arange(x.shape[1], device=x.device) < mask[:, None]
@@ -317,19 +317,19 @@ def grouped_tiles(scales: torch.Tensor) -> torch.Tensor:
 
 
 def between(low: float, high: float) -> Drawn:
-    """Numbers between two."""
+    """A function that draws uniform numbers in [low, high)."""
     return lambda draw, wanted: draw.uniform(wanted.name, wanted.shape, low=low, high=high).to(wanted.dtype)
 
 
 def below(name: str, axis: int = 0, more: int = 0) -> Drawn:
-    """Whole numbers from 0 to below the size of another input's axis, or so many more."""
+    """A function that draws whole numbers from 0 to below the size of another input's axis plus `more`."""
     return lambda draw, wanted: draw.integers(
         wanted.name, wanted.shape, low=0, high=max(wanted.shape_of(name)[axis] + more, 1)
     ).to(wanted.dtype)
 
 
 def counts(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """How many rows of each group count: of the first all, of the others none up to all."""
+    """Random count of valid rows per group, [groups]: all rows in the first, none to all in the others."""
     rows = wanted.shape_of("a")[1]
     found = draw.integers(wanted.name, wanted.shape, low=0, high=rows + 1)
     found[:1] = rows
@@ -337,7 +337,7 @@ def counts(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def of_codes(low: int, high: int) -> Drawn:
-    """Codes from one to another, each a byte, as the dtype has them."""
+    """A function that draws tensors whose bytes are random in [low, high), in any dtype."""
 
     def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
         *outer, width = wanted.shape
@@ -347,40 +347,40 @@ def of_codes(low: int, high: int) -> Drawn:
     return drawn
 
 
-ANY_BYTES, AROUND_ONE = of_codes(0, 256), of_codes(0x30, 0x40)  # any bits; scales in e4m3 between 1/2 and 2
+ANY_BYTES, AROUND_ONE = of_codes(0, 256), of_codes(0x30, 0x40)  # any bits; e4m3 scales from 1/2 to below 2
 WHOLES = ("global_scale", "a_global_sf")
 ROWS = ("input", "a", "x", "latent_kv", "gated_input", "append_key", "append_value", "append_ckv")
 
 
 def spread(tensors: dict[str, torch.Tensor], _: Mapping[str, float]) -> None:
-    """Multiply blocks of 16 by powers of two that differ from each neighbour's."""
+    """Multiply blocks of 16 values by powers of two that differ from each neighbour's."""
     for name in ROWS:
         x = tensors.get(name)
         if x is not None and x.numel():
             blocks = x.reshape(x.numel() // x.shape[-1], x.shape[-1] // FP4_BLOCK, FP4_BLOCK)
             rows, columns = (torch.arange(size, device=x.device) for size in blocks.shape[:2])
-            power = (columns * 5 + (rows + rows // 896)[:, None]) % 7 - 3  # of no two tiles of 128 alike
+            power = (columns * 5 + (rows + rows // 896)[:, None]) % 7 - 3  # differs among tiles of 128 rows
             tensors[name] = (blocks * torch.exp2(power.float())[..., None].to(x.dtype)).reshape(x.shape)
 
 
 def exact_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Multiples of 1/8 up to 4, each 16 with a 6, times a power of two by row, so that scales are exact."""
+    """Multiples of 1/8 up to 4, with a 6 in each 16, times a power of two per row, so that scales are exact."""
     value = draw.integers(wanted.name, wanted.shape, low=-32, high=33).float() / 8
-    value[value.abs() < 0.375] = 0.5  # which rounds to neither zero
+    value[value.abs() < 0.375] = 0.5  # smaller ones could become a zero of either sign
     value[..., ::16] = 6.0
     powers = torch.arange(value.shape[-2], device=value.device)[:, None] % 3
     return (value * torch.exp2(powers.float())).to(wanted.dtype)
 
 
 def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Gates of 64, which are their own activation, beside such rows."""
+    """Rows of gates of 64, which SiLU returns unchanged, and of `exact_rows` / 64."""
     value = exact_rows(draw, wanted)
     half = value.shape[-1] // 2
     return torch.cat([torch.full_like(value[..., :half], 64.0), value[..., half:] / 64], -1)
 
 
 def lossless(definition: Definition) -> Mapping[str, Exactly]:
-    """Rows of which scales are exact and codes lie on the middle of two, and powers of two that scale tensors."""
+    """Inputs with exact results: `exact_rows`, or `exact_halves` if rows are gated; 64 as a tensor's scale."""
     halves = (
         {"input"}
         if "x_q" in definition.outputs
@@ -397,10 +397,10 @@ SHARED: dict[str, Any] = {
     "lossless": lossless,
     "adjust": spread,
     "adversarial": {**ADVERSARIAL, "faint": {"scale": 2.0**-16}},
-    "draws": dict.fromkeys(WHOLES, between(200.0, 400.0)),  # as 2,688 over the largest of normal values is
+    "draws": dict.fromkeys(WHOLES, between(200.0, 400.0)),  # of the size of 2,688 (448 * 6) / the largest value
     "scalars": {"sf_vec_size": None},
     "data": ROWS,
-    "exact_on_gpu": lambda _: False,  # a quotient may be a product with a reciprocal that is a little off
+    "exact_on_gpu": lambda _: False,  # kernels may multiply by an inexact reciprocal
     "apart": False,  # tiles hold the scales of many rows
     "tile": 128,
     "positive": WHOLES,
@@ -418,9 +418,9 @@ def coded(
     shared: Mapping[str, Any] = SHARED,
     **facts: Any,  # noqa: ANN401 - an Op's
 ) -> Op:
-    """The op of a quantiser, by the texts of its forms: two outputs, codes and their scales.
+    """The op of a quantiser: `forms` are texts with two outputs, codes and scales, and functions that read inputs.
 
-    `arrange` lays out the codes, `lay` the scales: of rows [m k] in tiles, unless `sizes` are told.
+    `arrange` lays out the codes, `lay` the scales. `sizes` are needed unless scales are tiles of rows [m k].
     """
     codes, scales = (one.split("[")[0] for one in next(iter(forms)).split(" -> ")[1].split("] "))
     formulas = {
@@ -437,26 +437,26 @@ def coded(
 
 @dataclass(frozen=True, slots=True)
 class CodedPages:
-    """Pages of tokens of 512 values: the codes of all tokens, then their scales, all as bytes."""
+    """Cache pages of tokens of 512 values: the bytes of all tokens' codes, then those of their scales."""
 
     scheme: Scheme
     data: int  # bytes of a token's codes
-    scales: int  # and of its scales
+    scales: int  # bytes of a token's scales
 
     @property
     def token(self) -> int:
-        """All bytes of a token."""
+        """Bytes per token."""
         return self.data + self.scales
 
     def order(self, pages: torch.Tensor) -> torch.Tensor:
-        """The codes of pages in their order, [pages, tokens x (512 + scales)]."""
+        """Ranks of the codes and scales in pages, [pages, tokens x (512 + scales)]."""
         flat = pages.reshape(len(pages), math.prod(pages.shape[1:]))
         cut = flat.shape[1] // self.token * self.data
         data = unpack(flat[:, :cut]) if self.scheme.element is E2M1 else flat[:, :cut]
         return torch.cat([self.scheme.element.order(data), self.scheme.scale.order(flat[:, cut:])], 1)
 
     def slots(self, draw: Draw, wanted: Wanted) -> torch.Tensor:
-        """Slots of which some lie outside, and some are the same."""
+        """Random slots [rows], some of them outside of the pages, some of them equal."""
         tokens, [count] = math.prod(wanted.shape_of("cache")) // self.token, wanted.shape
         anywhere = draw.integers(wanted.name, wanted.shape, low=-2, high=tokens + 2)
         few = draw.integers(f"{wanted.name}.few", wanted.shape, low=0, high=max(min(tokens, count // 2), 1))
@@ -469,12 +469,12 @@ class CodedPages:
         *,
         order: Part = same,
         layout: Part = same,
-        kept: str = "amin",  # which row of several for a slot
-        wrapped: bool = False,  # slots outside of the pages are taken around them
-        records: bool = False,  # the scales of a token behind its data
+        kept: str = "amin",  # reduction that selects among several rows for one slot: the first
+        wrapped: bool = False,  # slots outside of the pages are taken modulo their number
+        records: bool = False,  # each token's scales follow its codes
         **changes: Any,  # noqa: ANN401 - a Coder's fields
     ) -> Tensors:
-        """Rows of 512 values as codes in their slots; the first row for a slot counts, slots outside are left."""
+        """Pages with rows of 512 values as codes in their slots: a slot's first row; slots outside are skipped."""
         [(name, spec)] = wide.definition.outputs.items()
         shape = wide.definition.shape_of(spec, sizes(wide.definition, wide.values)) or ()
         tokens = math.prod(shape) // self.token
@@ -602,7 +602,7 @@ SMOOTHED = "x[m n] pre_quant_scale[n] global_scale[o] -> xq[m h] sf[s]"
 QUANTIZE_FP4 = coded(
     "quantize_fp4",
     NVFP4,
-    # Over the number that they are multiplied by when they are decoded.
+    # Divided, since global_scale multiplies the values when they are decoded.
     {OF_ROWS: lambda wide, _: (wide["input"], 1 / wide["global_scale"], None)},
     draws={"global_scale": between(1 / 400, 1 / 200)},
     lossless=lambda _: {"input": exact_rows, "global_scale": 1 / 64},
@@ -632,7 +632,7 @@ QUANTIZE_SMOOTH = coded(
 
 
 def activated(wide: Wide, act: Part, *, slope: bool = True) -> torch.Tensor:
-    """`silu(gate) * up`, or its gradient by both [m 2k], where that of the result is given."""
+    """`silu(gate) * up` [m k] or, if `grad_output` is given, the gradient by gate and up [m 2k]."""
     gate, up = wide["gated_input"].chunk(2, -1)
     grad = wide.maybe("grad_output")
     if grad is None:
@@ -653,7 +653,7 @@ def by_rows_and_columns(
     columns: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.mT,
     **changes: Any,  # noqa: ANN401 - a Coder's fields
 ) -> Tensors:
-    """Codes of blocks of 32 along rows, with their scales in rows, and along columns, in tiles; either or both."""
+    """mxfp8 codes in blocks along rows, scales in rows, and along columns, scales in tiles; one may be empty."""
     x, coder = activated(wide, act, slope=slope), Coder(MXFP8_UP, **changes)
     empty = {
         name: torch.zeros(0, dtype=wide.dtype)
@@ -680,7 +680,7 @@ def by_rows_and_columns(
 
 
 def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FBT001 - an Op's
-    """The op of FlashInfer's fused activation and quantiser in one of its modes."""
+    """The op of FlashInfer's fused activation and quantiser in blocks along rows, columns, or both."""
     outputs = (
         f"row_output[{'m o' if rows else 'z'}] col_output[{'m o' if columns else 'z'}]"
         f" row_scales[{'m g' if rows else 'z'}] col_scales[{'s' if columns else 'z'}]"
@@ -727,7 +727,7 @@ ACTIVATION_QUANTIZE = gated_in(
             unread={"mask": "all rows count"},
             sizes={
                 "m": (5, 3, 2),
-                # of two halves of whole blocks, whatever a larger case makes of it
+                # two halves of whole blocks, for any width of a larger case
                 "w": lambda at: -(-at["w"] // 32) * 32 if at["w"] > 1 else 32 * (at["m"] % 3 + 2),
                 "p": lambda at: at["w"] // 4,
                 "g": lambda at: at["w"] // 2 // FP4_BLOCK,
@@ -752,7 +752,7 @@ def gathered(
     tables: Part = same,
     values: str = "v",
 ) -> Tensors:
-    """Tokens of sequences, `code * scale * whole`, by the pages of a table; nothing new behind their ends."""
+    """Keys and values of sequences, `code * scale * whole`, by a table of pages; unchanged beyond `seq_lens`."""
     found, lengths = {}, wide["seq_lens"].long()
     for one, source in (("k", "k"), ("v", values)):
         cache, scales = wide.given(f"paged_{source}_cache"), wide.given(f"{source}_scales")
@@ -843,12 +843,12 @@ IN_ORDER = {
 
 
 def gives(*dtypes: str) -> Callable[[Definition], bool]:
-    """Whether all outputs have one of these dtypes."""
+    """Condition for `accepts`: all outputs have one of these dtypes."""
     return lambda definition: all(spec.dtype in dtypes for spec in definition.outputs.values())
 
 
 def in_tiles(key: str, arguments: str, outputs: str) -> Call:
-    """The call of a function that gives codes, and scales whose tiles a definition has in one axis."""
+    """A call of a function that returns codes and tiled scales; the scales become bytes in one axis."""
     given, (codes, scales) = arguments.translate({91: None, 93: None}).split(), outputs.split()
 
     def call(api: Api, _: Definition, inputs: Given) -> Outputs:
@@ -888,7 +888,7 @@ def _flashinfer_kv(api: Api, _: Definition, inputs: Given) -> Outputs:
     sm=SM100,
 )
 def _flashinfer_experts(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Of each expert all rows count; codes come with the experts last, scales in tiles."""
+    """All rows of each expert count; the kernel returns codes with experts last, and scales in tiles."""
     a = inputs["a"]
     codes, tiles = api[SCALED](
         a, torch.full((len(a),), a.shape[1], dtype=torch.int32, device=a.device), inputs["a_global_sf"]
@@ -915,7 +915,7 @@ for _what, _more in (("forward", ""), ("backward", " grad_output")):
 
 
 def pages_of(cache: CodedPages, kind: str) -> None:
-    """Declare FlashInfer's functions for pages of a kind."""
+    """Declare FlashInfer's functions that write these pages: whole ones, and single slots."""
     whole, single = (f"dsv41_{kind}_quantize_{what}_sparse_mla_cache" for what in ("pack", "append"))
     own = cache.op().requires
 
@@ -952,7 +952,7 @@ TORCH_BUCKETIZE, TORCH_FREXP = "torch:bucketize", "torch:frexp"
 
 
 def by_pytorch(api: Api, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows as nvfp4 in float32: e4m3 by PyTorch's own rounding, e2m1 by the middles between its values."""
+    """nvfp4 codes [m, k / 2] and e4m3 scales [m, k / 16] of float32 rows [m, k], by PyTorch's functions."""
     blocks = x.reshape(len(x), x.shape[1] // FP4_BLOCK, FP4_BLOCK)
     scales = (blocks.abs().amax(-1) / 6).clamp(max=448).to(torch.float8_e4m3fn)
     scale = scales.float()[..., None]
@@ -961,7 +961,7 @@ def by_pytorch(api: Api, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     below, above = (api[TORCH_BUCKETIZE](share.abs(), middles, right=right) for right in (False, True))
     codes = torch.where(above % 2 == 0, above, below) | (
         torch.signbit(share).int() << 3
-    )  # of a middle the even one
+    )  # the even code if midway
     return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), scales
 
 
@@ -1001,7 +1001,7 @@ def _pytorch_smooth(api: Api, definition: Definition, inputs: Given) -> Outputs:
     accepts=gives("uint8", "float8_e4m3fn"),
 )
 def _pytorch_mxfp8(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """In float32: scales by the exponents of magnitudes over 448, rounded up."""
+    """In float32; a block's scale is its largest magnitude / 448, rounded up to a power of two."""
     x = inputs["input"].float()
     blocks = x.reshape(len(x), x.shape[1] // MX_BLOCK, MX_BLOCK)
     fraction, exponent = api[TORCH_FREXP](blocks.abs().amax(-1) / 448)

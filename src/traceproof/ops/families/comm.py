@@ -1,7 +1,7 @@
-"""Collectives on one rank: what each gives whose other ranks are none, and what is fused behind them.
+"""Collectives as one rank computes them, alone or among ranks with equal inputs, and what is fused behind them.
 
-What gathers or sums rows of several ranks is judged as on the first of ranks that all hold the same rows, which is
-what one process per rank draws. So an order of ranks is not seen.
+Ops that gather or sum rows of several ranks are judged on the first rank, where all ranks have the same rows, as
+one process per rank draws them. So a wrong order of ranks is not found.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from traceproof.ops.op import Op
 
 
 def alone(wide: Wide, *, change: Part = same) -> Tensors:
-    """What the only rank has."""
+    """Copies of the inputs, which are the result if there is one rank."""
     given = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
     return {name: change(wide[source]) for name, source in given.items() if source in wide}
 
 
 def gathered(wide: Wide, *, count: int = 0) -> Tensors:
-    """The rows of all ranks, one after the other; `count`: of so many more or fewer."""
+    """The rows of all ranks, [ranks * n, h]; a mutant with count -1 has 0 for those of the last one."""
     ranks = wide.definition.const_axes["world_size"]
     rows = wide["inp"].repeat(ranks, 1)
     return {"output": rows * (torch.arange(ranks) < ranks + count).repeat_interleave(len(wide["inp"]))[:, None]}
 
 
 def scattered(wide: Wide, *, count: int = 0, part: int = 0) -> Tensors:
-    """This rank's part of the sum of all ranks' rows; in float32 each sum is rounded, as of ranks in turn."""
+    """This rank's part [n / ranks, h] of the sum over ranks; in float32 partial sums are rounded to bfloat16."""
     ranks = wide.definition.const_axes["world_size"]
     rounding = exact if wide.dtype is torch.float64 else to_bf16
     own = wide["inp"].chunk(ranks)[part]
@@ -51,7 +51,7 @@ def scattered(wide: Wide, *, count: int = 0, part: int = 0) -> Tensors:
 
 
 def between_ranks(*shape: str) -> Callable[[Definition], str | None]:
-    """Why the axes of a definition's input and output are not these; None: they are."""
+    """Returns a function: why the first axes of inputs and outputs have other names, None if they have these."""
 
     def lacking(definition: Definition) -> str | None:
         specs = (*definition.inputs.values(), *definition.outputs.values())
@@ -63,14 +63,14 @@ def between_ranks(*shape: str) -> Callable[[Definition], str | None]:
 
 
 def fused(wide: Wide, *, normed: Norm = rms_norm) -> Tensors:
-    """Pattern 1 of an all-reduce: `norm(input + residual) * (gamma + bias)`."""
+    """Pattern 1 of a fused all-reduce: `norm(input + residual) * (gamma + bias)`, [n h]."""
     x = wide["input"] + wide["residual_in"]
     gain = wide["rms_gamma"] + wide.number("weight_bias", 0.0)
     return {"output": normed(x, wide.number("rms_eps", 1e-6)) * gain}
 
 
 def reduced(wide: Wide, *, merge: Merge = merged) -> Tensors:
-    """Partial results [n c d] of as many ranks as one, by base-2 logarithms [n c]."""
+    """Partial attention results [n c d] of c ranks merged to [n d], by base-2 logarithms of their sums [n c]."""
     values, _ = merge(wide["partial_o"][:, :, None], wide["partial_lse"][..., None])
     return {"output": values[:, 0]}
 
@@ -181,7 +181,7 @@ COMM = Op(
 
 
 def whole_rows(definition: Definition) -> str | None:
-    """Why rows are shared with other ranks; None: they are not."""
+    """Why this rank has only a part of each row; None if it has whole rows."""
     shapes = [spec.shape or () for spec in definition.inputs.values()]
     share, hidden = shapes[0][-1], next(shape[0] for shape in shapes if len(shape) == 1)
     sizes = [definition.const_axes.get(axis) for axis in (share, hidden)]
@@ -189,7 +189,7 @@ def whole_rows(definition: Definition) -> str | None:
 
 
 def of_whole_rows(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The norm of whole rows, and what it is multiplied by."""
+    """The normed rows [n h] and their factor before quantisation, global_scale; all rows count (None)."""
     del act
     gain = wide["weight"] + wide.number("gain_center")
     return rms_norm(wide["shard"], wide.number("eps")) * gain, wide["global_scale"], None

@@ -1,4 +1,4 @@
-"""What MiniMax-H3 does before its attention, in one: norms, modulation, projection, rotation, packing by rank."""
+"""MiniMax-H3's fused steps before attention: norms, modulation, projection, rotation, packing by rank."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def by_rank(parts: torch.Tensor, ranks: int) -> torch.Tensor:
 def pre_attention(
     wide: Wide, *, shifted: float = 1.0, offset: float = 1.0, rotated: Part = same, mixed: bool = False
 ) -> Tensors:
-    """`a = rmsnorm(x) w (1 + scale[i]) + shift[i]`, its products, norms and rotation of queries and keys.
+    """Queries, keys and values by rank, as `by_rank` has them, of `a = rmsnorm(x) w (1 + scale[i]) + shift[i]`.
 
-    Rows of the weights are by kind, head and channel; channel d is rotated with d + half of the rotated ones;
-    heads lie by their rank. In float32 each stage is rounded to bfloat16. Of a mutant: the shift's factor,
-    another `offset` of the scale, angles `rotated` otherwise, kinds and heads of the weights `mixed` up.
+    `a` is projected by weights with rows by kind, head and channel; queries and keys are normed, and channel d is
+    rotated with d + half of the rotated ones. In float32 each stage is rounded to bfloat16. Mutants change the
+    factor `shifted`, the scale's `offset` or the angles (`rotated`), or take rows by head, then kind (`mixed`).
     """
     rounding = exact if wide.dtype is torch.float64 else to_bf16
     eps, row = wide.number("eps"), wide["adaln_index"].long()
@@ -72,7 +72,7 @@ def pre_attention(
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Rows of tables, weights by which sums stay near 1, scales around nothing, angles."""
+    """Random rows of tables, cosines and sines, weights that keep sums near 1, or scales and shifts around 0."""
     rows = {"adaln_index": "adaln_scale", "rope_positions": "rope_cos_sin"}.get(wanted.name)
     if rows is not None:
         return draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of(rows)[0]).to(wanted.dtype)
@@ -84,28 +84,28 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 class PreAttention(Op):
-    """How many ranks there are is an axis, too."""
+    """The op, whose number of ranks is both an axis and the input `ulysses_degree`."""
 
     sizes_in_numbers = ("ulysses_degree",)
 
     @staticmethod
     def _rows(_: Definition) -> None:
-        """None: the first axis is that of ranks."""
+        """None, as the output's first axis is that of ranks, not of rows."""
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """One channel of a row decides its norm and its products."""
+        """A case in which one channel of a row decides its norm and its products."""
         sizes = {"m": BOUNDARY_ROWS, "r": 9, "s": 17, "u": 1}
         axes = self.settled(definition, self.case(definition, "", sizes, seed)).axes
         yield at_boundaries(axes, ["x"], seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """The number of ranks as the axis has it."""
+        """Drawn inputs, with the number of ranks that the axis has."""
         values = super().inputs(definition, case, draw)
         sizes = {**case.axes, **definition.const_axes}
         return values | {"ulysses_degree": sizes[(definition.outputs["out_out"].shape or ("",))[0]]}
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
-        """A quarter of the channels, and of the heads, which must stay whole where two ranks share them."""
+        """A quarter of the channels and heads, if heads are a multiple of 8, so that two ranks can share them."""
         at = self.form(definition).axes(definition)
         sizes = {at[one]: definition.const_axes.get(at[one], 0) for one in "nwd"}
         heads = sizes[at["w"]] // (KINDS * sizes[at["d"]])
@@ -137,7 +137,7 @@ PRE_ATTENTION = PreAttention(
         ("adaln_index", "adaln_scale", "adaln_shift", "rope_positions", "rope_cos_sin", "qkv_weight"), drawn
     ),
     unread=dict.fromkeys(("workspace", "out"), "it is written over"),
-    # Norms are of equal numbers, products of one: each stage is exact in bfloat16, up to the rotation's sum.
+    # Normed values are of equal size, sums have one term: stages are exact in bfloat16, up to the rotation's sum.
     lossless=lambda _: {
         "x": full(20, most=1),
         **dict.fromkeys(("x_norm_weight", "adaln_scale"), 1.0),
@@ -168,7 +168,7 @@ PRE_ATTENTION = PreAttention(
 
 
 def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
-    """The op of queries, keys and values by rank, as codes, and scales in tiles of all rows of a rank."""
+    """The op that packs queries, keys and values by rank as codes, with all scales of a rank in tiles."""
     given = "q[m h d] k[m h d] v[m h d] out_global_scale[o]? out_q[u m a c z]? out_sf[u s]?"
 
     def read(wide: Wide, order: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:

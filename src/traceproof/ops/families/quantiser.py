@@ -25,7 +25,7 @@ REASON = "right kernels differ where a value lies midway between two codes; cutt
 # quantize_fp8, quantize_int8
 
 
-OF_SCALES = {"peaks", "scales", "over"}  # what the mutants change that any quantiser may have
+OF_SCALES = {"peaks", "scales", "over"}  # parameters of mutants that every quantiser has
 WRONG_SCALES: Mapping[str, Part] = {
     "one scale for all": lambda scale: scale.amax().expand(scale.shape) if scale.numel() else scale,
     "scale inverted": lambda scale: 1 / scale,
@@ -36,7 +36,7 @@ WRONG_SCALES: Mapping[str, Part] = {
 
 
 def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> Op:
-    """The op of a format: its largest value, how its codes are judged, rounding to them, and cutting off."""
+    """The op of a format: `largest` value, comparison of `codes`, rounding `to_code`, and truncation `cut`."""
 
     def quantise(
         wide: Wide,
@@ -47,7 +47,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         over: Over = quotient,
         code: Part = same,
     ) -> Tensors:
-        """`q = x / scale`, where the scale of a block brings its largest magnitude to the format's."""
+        """`q = x / scale` [n h], with scale = max|block| / largest [n g] for g blocks per row."""
         x, spec = wide["x"], wide.definition.outputs["scale"]
         blocks = in_blocks(x, x.shape[1] // wide.definition.const_axes[(spec.shape or ("", ""))[1]])
         scale = scales(wanted(peaks(blocks)))
@@ -57,7 +57,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         return to_code(values.clamp(-largest, largest))
 
     def peaked(draw: Draw, wanted: Wanted) -> torch.Tensor:
-        """Numbers with the format's largest value among each four, so that all scales are 1."""
+        """Multiples of 1/2, each fourth of them the format's largest value, so that all scales are 1."""
         value = whole(2 * int(largest))(draw, wanted) / 2
         value[:, ::4] = largest
         return value
@@ -69,7 +69,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         gates={"q": codes, "scale": Close()},
         roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
         lossless=lambda _: {"x": peaked},
-        exact_on_gpu=lambda _: False,  # a quotient may be a product with a reciprocal that is a little off
+        exact_on_gpu=lambda _: False,  # kernels may multiply by an inexact reciprocal
         mutants=(
             *(Mutant(one.name, code=rounded, **one.changes) for one in MUTANTS if one.changes.keys() <= OF_SCALES),
             *(Mutant(name, code=rounded, scales=change) for name, change in WRONG_SCALES.items()),
@@ -79,7 +79,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
 
 
 def cut_fp8(values: torch.Tensor) -> torch.Tensor:
-    """The next code toward zero."""
+    """A mutant's rounding: the next fp8 code toward zero, in float32."""
     near = values.to(torch.float8_e4m3fn)
     below = (near.view(torch.uint8) - 1).view(torch.float8_e4m3fn)
     return torch.where(near.float().abs() > values.abs(), below.float(), near.float())
@@ -98,7 +98,7 @@ ROW_KERNEL = "sgl_kernel:sgl_per_token_quant_fp8"
 
 
 def per_token(definition: Definition) -> bool:
-    """Whether a row has one scale, and a width that SGLang's kernel takes."""
+    """Whether each row has one scale, and a multiple of 8 columns, as SGLang's kernel takes."""
     shape = definition.outputs["scale"].shape or ("", "")
     hidden = dim(definition, "x", 1)
     return definition.const_axes.get(shape[1]) == 1 and hidden is not None and hidden % 8 == 0
@@ -147,7 +147,7 @@ def _pytorch_int8(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 def spread(scale: torch.Tensor, width: int) -> torch.Tensor:
-    """The scale of each value, where `width` neighbours have one."""
+    """The scale of each value, [n, g * width], from scales [n, g] of blocks of `width` values."""
     return scale.repeat_interleave(width, 1)
 
 
@@ -157,7 +157,7 @@ def dequantise(
     scales: Callable[[torch.Tensor, int], torch.Tensor] | None = None,  # [n g] and a block's width -> [n h]
     whole: bool = False,
 ) -> Tensors:
-    """`y = q * scale`, with a scale per row and block of columns."""
+    """`y = q * scale` [n h], scales [n g] of blocks; mutants have other `scales`, or take q as int8 (`whole`)."""
     q, scale = wide["q"], wide["scale"]
     width = q.shape[1] // scale.shape[1]
     if whole:
@@ -168,12 +168,12 @@ def dequantise(
 
 
 def any_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Any fp8 value but NaN."""
+    """Random fp8 values, any but NaN."""
     return draw.bits(wanted.name, wanted.shape, torch.float8_e4m3fn)
 
 
 def over_powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Scales of 2^-9 to 2, times a number between 1 and 2."""
+    """Scales from 2**-9 to 2, a power of two times a number in [1, 2); times the case's `scale`."""
     powers = draw.integers(f"{wanted.name}.power", wanted.shape, torch.int32, low=-9, high=1)
     scale = torch.ldexp(draw.uniform(wanted.name, wanted.shape, low=1.0, high=2.0), powers)
     return scale * float(wanted.params.get("scale", 1.0))

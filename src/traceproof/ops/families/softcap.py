@@ -1,4 +1,4 @@
-"""Soft capping of logits, as Gemma's last layer has it: bent by a tanh, so that none is beyond the cap."""
+"""Soft capping of logits, as in Gemma's last layer: a tanh keeps each of them within the cap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traceproof.ops.op import Op
 
 
 def softcap(wide: Wide, *, within: float = 1.0, outside: float = 1.0, bent: bool = True) -> Tensors:
-    """`cap * tanh(x / cap)`; the cap taken so many times within the tanh, and outside of it."""
+    """`cap * tanh(x / cap)` [n v]; mutants multiply the cap `within` or `outside`, or clamp (not `bent`)."""
     x, cap = wide["logits"], wide.number("cap")
     y = x / (cap * within)
     return {"output": (y.tanh() if bent else y.clamp(-1, 1)) * (cap * outside)}
