@@ -16,6 +16,7 @@ from definitions import GOOD, rmsnorm, write, write_workloads
 from pipeline import Rows, Run, plans, verdicts
 
 from traceproof.dataset.tree import DatasetTree, read_tree
+from traceproof.lint.model import write_baseline
 from traceproof.lint.run import lint
 from traceproof.ops.families.norm import RMSNORM as OP
 from traceproof.programs import bounded
@@ -222,9 +223,11 @@ def test_nothing_of_it_steers_the_terminal(rows: dict[str, Rows]) -> None:
     assert sum(line.startswith(("VERIFIED", "NOT VERIFIED")) for line in found["text"].splitlines()) == 1
 
 
-def test_lint_tells_each(root: Path) -> None:
+def test_lint_tells_each_and_knows_it_again(root: Path, tmp_path: Path) -> None:
     found = lint(root).findings
     assert {finding.path.stem for finding in found} >= TEXTS.keys()
+    write_baseline(tmp_path / "known.json", found)
+    assert not lint(root, baseline=tmp_path / "known.json").findings
 
 
 def test_tests_are_generated_beside_them(root: Path) -> None:

@@ -180,7 +180,8 @@ class Finding:
     @property
     def fingerprint(self) -> str:
         """Equal for the same finding, also after its line has moved."""
-        return digest_json([self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence])
+        said = (self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence)
+        return digest_json([one.encode(errors="backslashreplace").decode() for one in said])  # names in any bytes
 
     def as_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""
@@ -284,7 +285,7 @@ def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
     entries.sort(key=lambda entry: [entry[key] for key in ("path", "code", "field", "evidence")])
     text = json.dumps({"version": VERSION, "findings": entries}, indent=1, ensure_ascii=False)
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
 
