@@ -20,11 +20,11 @@ from traceproof.text import names
 # Names that files of ground truths import from here.
 __all__ = ["TORCH_DTYPES", "Definition", "Given", "Module", "Values", "dtype_of", "scalar", "tensor"]
 
-Api = Mapping[str, Any]  # by API key: the object that it stands for at the installed version
+Api = Mapping[str, Any]  # by API key: its object at the installed version
 Outputs = Mapping[str, "torch.Tensor"]
 # First and last compute capability that a kernel runs on; (12, 9) is the newest there is.
 SM75, SM80, SM89 = (((7, 5), (12, 9)), ((8, 0), (12, 9)), ((8, 9), (12, 9)))
-STAND_IN = "stands_in"  # attribute of a loader whose modules stand in for a package that is absent
+STAND_IN = "stands_in"  # attribute of a loader whose modules replace a package that is absent
 
 
 def version(stack: Stack) -> str | None:

@@ -48,8 +48,8 @@ class Span:
     start: int  # first query row of the sequence
     stop: int  # one past its last query row
     rows: torch.Tensor  # int64 [kv_len], the rows of the flattened keys and values, in the order of the sequence
-    causal: bool  # the last query sees all rows, each query before it one row less; otherwise all see all
-    window: int = -1  # rows that a query sees before its own place, the last query's being the last row; -1: all
+    causal: bool  # the last query sees all rows, each query before it one fewer; otherwise all see all
+    window: int = -1  # rows that a query sees before its place, which for the last query is the last row; -1: all
     bias: torch.Tensor | None = None  # [1, Hkv or Hq; queries or 1; kv_len], added to scaled logits; -inf hides
 
 
@@ -140,7 +140,7 @@ def _by_key_head(bias: torch.Tensor, kv_heads: int, ratio: int) -> torch.Tensor:
 
 
 def cut_off(width: int) -> float:
-    """Relative loss that tensor cores may inflict on a sum of `width` products.
+    """Bound of the relative error of a sum of `width` products on tensor cores, which truncate.
 
     An instruction adds INSTRUCTION products to the sum and cuts the result off to float32, toward zero: less than
     one spacing is lost, which is 2^-23 of the sum at most. Where n instructions let the sum grow evenly to s, that
@@ -239,7 +239,7 @@ def is_tabled(definition: Definition) -> bool:
 
 
 def is_causal(definition: Definition, inputs: Given) -> bool:
-    """Whether the last query of a sequence sees all keys, each before it one less; otherwise all see all."""
+    """Whether the last query of a sequence sees all keys, each before it one fewer; otherwise all see all."""
     said = number(definition, inputs, *CAUSAL)
     if said is None:
         if not is_tabled(definition):
@@ -363,7 +363,7 @@ def tensors_of(
     both, paged, heads_last = one_of(COMBINED, inputs), one_of(TABLES, inputs) is not None, HEADS_LAST in inputs
     if "qkv" in inputs:
         q, keys, values = q.unbind(1) if q.dim() == 4 else (q, q, q)
-    if both is not None and both.dim() == 5:  # heads lie before tokens
+    if both is not None and both.dim() == 5:  # pages [kv, heads, tokens, channels]: heads are before tokens
         keys, values, heads_last = both[:, 0], both[:, 1], False
     elif both is not None:  # latent: a value is the first part of its key
         keys = values = both.reshape(-1, 1, 1, both.shape[-1])

@@ -1,4 +1,4 @@
-"""Inputs of attention that make a wrong one show.
+"""Inputs of attention for which wrong implementations give visibly wrong outputs.
 
 Normal data alone hide much: over 2,048 keys the softmax is flat, the output near 0, and one token more or less is
 lost in the rounding. So in the pattern `lean` each query head leans to one key that a bug is likely to get wrong:
@@ -12,7 +12,7 @@ softmax that does not subtract the row's maximum divides 0 by 0); `outlier` (one
 base 2 near -60,000, for masks that are filled after the scale); `equal` (all keys alike); `tiny` (everything at
 the amplitude, values too); `ties` (integers in -1..1, so that many logits are equal, the largest too).
 
-Rows that no sequence may read (the rest of a last page, pages of nobody) hold ordinary keys, so that they get an
+Rows that no sequence may read (the rest of a last page, unused pages) hold ordinary keys, so that they get an
 ordinary weight whatever the query is, with values of 50. Not NaN: a kernel may multiply a masked row by a weight
 of 0, which is right and would give NaN.
 """
@@ -72,7 +72,7 @@ class Style:
 
     @classmethod
     def of(cls, case: Case, *, width: int, scale: float) -> Style:
-        """The style that a case asks for."""
+        """The style that a case's params name, with the amplitude that its pattern needs."""
         pattern, amplitude = str(case.params["pattern"]), float(case.params["amplitude"])
         if pattern in SIGNS:
             product = {"negative": NEGATIVE / scale, "deep": RAW * math.log(2.0) / scale}.get(pattern, RAW)
@@ -95,7 +95,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """Where the tokens of every sequence lie, and how many of them each query sees."""
+    """Where the tokens of every sequence are, and how many of them each query sees."""
 
     rows: torch.Tensor  # int64 [sum of lengths], rows of the flattened keys, sequence after sequence
     first: list[int]  # for every query, where its sequence starts in `rows`
@@ -283,7 +283,7 @@ def tables(of: CaseLayout) -> list[list[int]]:
     """Rows of page ids per sequence, key head or query, padded with an unused page (per query with -1)."""
     used = {page for own in of.ids for page in own}
     spare = min({*range(len(used) + 1)} - used)
-    if listed(of.definition):  # each query has all pages but one, another one in turn
+    if listed(of.definition):  # each query has all pages but one, the next query another one
         own = [(ids, at % len(ids)) for ids in of.ids for at in range(of.shape[1])]
         found = [(ids[:lost] + ids[lost + 1 :] or ids)[: of.shape[2]] for ids, lost in own]
         return [[*ids, *[-1] * (of.shape[2] - len(ids))] for ids in found]
@@ -455,7 +455,7 @@ def tabled(
             host = HostDraw(definition=definition.name, case=f"{size}-{at}", seed=seed)
             lengths = host.integers("kv_lens", count, low=low, high=high)
             lengths[-1] = page * -(-low // page) + (at if size != "small" else -at)
-            if {"qkv", "seq_len"} & definition.inputs.keys():  # as many queries
+            if {"qkv", "seq_len"} & definition.inputs.keys():  # all tokens are queries, so fewer of them
                 lengths = [min(length, SELF_LONGEST) for length in lengths]
             yield f"{size}-{at}", lengths, 1 + at * 10, {}
     yield "edge-single", [1], 1, {}

@@ -171,7 +171,7 @@ MUTANTS = (
     misread("one token twice", spans=longest(lambda at: torch.cat([at[: len(at) // 2 + 1], at[len(at) // 2 :]]))),
     misread("first token dropped", spans=longest(lambda at: at[1:])),
     misread("last token dropped", spans=longest(lambda at: at[:-1])),
-    # A causal query does not see its own key: the last key goes, and every query sees one less.
+    # Causal queries do not see their own key: the last key is dropped, so that every query sees one fewer.
     misread(
         "causal mask off by one",
         spans=each(lambda span: seeing(span, lambda at: at[:-1]) if span.causal else span),
@@ -289,7 +289,7 @@ def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
 
 
 def windowed(definition: Definition) -> bool:
-    """Whether cases have a window: beside a table an optional one mostly wants a mask that is not the default."""
+    """Whether cases have a window: an optional one in calls with tables often needs a certain mask."""
     window, drafts = definition.inputs.get("window_left"), "q_len_per_req" in definition.inputs
     return window is not None and (not window.optional or drafts or not is_tabled(definition))
 

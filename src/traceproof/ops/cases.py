@@ -53,7 +53,7 @@ class Case:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The case as a JSON object; `Case(**case.as_json())` gives it back."""
+        """The case as a JSON object; `Case(**case.as_json())` restores it."""
         return {
             "id": self.id,
             "size": self.size,
@@ -94,7 +94,7 @@ class Further:
     """Further draws of a sampler, made by calls on the case's inputs with their rows repeated."""
 
     draws: int  # of each row, at most
-    seconds: float  # that they may take; a slow sampler makes as many as that allows
+    seconds: float  # limit of their time; a slow sampler makes fewer
     inputs: tuple[int, ...]  # places of the inputs whose rows are repeated, in the definition's order
 
     def within(self, limit: float, *, times: float = 1) -> Self:

@@ -1,6 +1,6 @@
 """How an output is compared: declared by the op, carried out by the judge.
 
-Every kind is judged against the float64 oracle. The op gives, beside the oracle's value, a `baseline`: the same
+Every kind is judged against the float64 oracle. The op also returns a `baseline`: the same
 output computed naively at the precision the kernel works in. The baseline's error is what that precision costs, so
 an implementation may err about that much and not more.
 
@@ -112,7 +112,7 @@ class Exact:
 
     For codes, `order` turns the output into int16 in the order of the codes' values (`formats.Format.order`).
     The op's oracle returns, beside output `name`, the least and the greatest correct ones, as `name + "@low"`
-    and `name + "@high"`, with a last axis more: pairs of which one must hold.
+    and `name + "@high"`, with one more last axis: ranges, of which one must hold.
     """
 
     reason: str = "no arithmetic takes place"

@@ -1,7 +1,7 @@
 """Cases whose tensors have more elements than 32 bits count, made of small ones.
 
-Only kernels get the large tensors: one axis is enlarged, and the entries of the small case lie at some places of
-it, all or every other one beyond 2^31 elements. Of what a kernel gives, the entries at these places are kept.
+Only kernels get the large tensors: one axis is enlarged, and the entries of the small case are at some places of
+it, all or every other one beyond 2^31 elements. Of a kernel's outputs, the entries at these places are kept.
 So the reference, the oracle and the judge see the small case, and no file holds more.
 """
 
@@ -20,7 +20,7 @@ from traceproof.ops.cases import Case
 
 SIZE = "far"  # key of a case's drawing instructions: the size of the axis that a kernel gets
 BEFORE = "before"  # key: the case's entries before which others are inserted, equally many; default: the first
-LEAST = (1 << 31) + (1 << 29)  # elements of a tensor of which a fifth lies where 31 bits do not reach
+LEAST = (1 << 31) + (1 << 29)  # elements of a tensor, a fifth of them beyond 31 bits
 UNSIGNED_LEAST = 2 * LEAST  # where 32 bits do not reach either, since kernels often number slots without a sign
 ROWS = 67  # rows of a small case: no power of two divides it, so an address that wraps is another row's
 

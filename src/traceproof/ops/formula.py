@@ -135,7 +135,7 @@ class Variant:
         self.precision, self.formula, self.changes = precision, formula, changes
 
     def make(self, subject: Subject) -> Tensors | None:
-        """What it gives for a case, in the outputs' dtypes; None where it does not apply."""
+        """The variant's outputs for a case, in their dtypes; None where it does not apply."""
         return subject.op.varied(self, subject)
 
 

@@ -1,4 +1,4 @@
-"""An op_type that nobody declares: sizes by the constraints, inputs by the schema, no oracle of its own.
+"""An op_type that is not declared: sizes by the constraints, inputs by the schema, no oracle.
 
 Inputs are values that an input's role allows, in bounds that its axes give.
 """
@@ -204,6 +204,7 @@ class _Tensor:
         return wide.to(dtype)
 
     def _floats(self, shape: Sequence[int], dtype: torch.dtype, role: Role) -> torch.Tensor:
+        """Draw floats: scales near 1, probabilities, few values with ties, normal ones, or random bits."""
         params = self.case.params
         if role is Role.SCALE:
             made = self.draw.uniform(self.name, shape, low=0.5, high=1.5)

@@ -64,7 +64,7 @@ class Binding:
     """How a function is called for a definition."""
 
     inputs: Mapping[str, Place]  # place of each input
-    asked: tuple[str, ...]  # parameters by which it is asked to return an output
+    asked: tuple[str, ...]  # flags, return_<output>, that must be true
     axes: Mapping[str, str]  # axis of each parameter that takes its size
     scratch: tuple[str, ...]  # parameters that take memory to work in
     left: tuple[str, ...]  # parameters without a default that are None where no input is given for them
@@ -195,7 +195,7 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
     given = _arguments(bound, definition, inputs)
     try:
         returned = function(**given)
-    except Exception as error:  # compilers have classes of their own
+    except Exception as error:  # compilers raise exceptions of many classes
         if ABSENT.search(str(error)):
             raise UnavailableError(Unavailable(Skip.PACKAGE_ABSENT, str(error))) from error
         if OTHER_DTYPE.search(str(error)):

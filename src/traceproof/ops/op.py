@@ -83,7 +83,7 @@ class Op:
         # Inputs and cases.
         scalars: Mapping[str, float | str | None] = NOTHING,  # values of scalar inputs
         sizes_in_numbers: Collection[str] = (),  # see the class attribute
-        # sizes of var axes other than the rows', by letter: several that cases take in turn, or a function of the
+        # sizes of var axes other than the rows', by letter: a list that cases cycle through, or a function of the
         # sizes of other letters and of const axes by name
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
         # cases in addition to the ordinary ones, by name: the `scale`, `offset` or `outlier` of inputs in `data`

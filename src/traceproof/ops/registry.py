@@ -82,7 +82,7 @@ def families() -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def get(op_type: str) -> Op:
-    """The op of an op_type; the generic op (no oracle) for one that nobody declares."""
+    """The op of an op_type; the generic op (no oracle) for one that is not declared."""
     from traceproof.ops.generic import GenericOp
 
     return declarations()[op_type][1] if op_type in declarations() else GenericOp(op_type)

@@ -166,10 +166,10 @@ def prefill_module(definition: Definition, which: str) -> tuple[Compiled]:
 
 
 def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence[torch.Tensor]) -> Outputs:
-    """What FlashInfer's attention returned, (output, lse in base 2), as the definition's outputs.
+    """The definition's outputs out of what FlashInfer's attention returned, (output, lse in base 2).
 
     FlashInfer up to 0.6 gives a row without keys an lse of OLD_INFINITY plus log2 of the number of partial results
-    that the row was merged from. It becomes minus infinity. Rows with keys stay as they are, however low.
+    that the row was merged from. It becomes minus infinity. The lse of rows with keys is unchanged, however low.
     """
     output, lse = returned
     bounds = tensor(inputs, "kv_indptr")
@@ -183,8 +183,8 @@ def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence
 def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
     """Tokens in each row's last page, 0 for a row without pages.
 
-    A definition with one token per page has no such input, and FlashInfer counts a row without pages as holding
-    what its last page is said to hold.
+    A definition with one token per page has no such input, and FlashInfer computes as if a row without pages
+    had as many tokens as the length of its last page.
     """
     pages = tensor(inputs, "kv_indptr").diff()
     given = inputs.get("kv_last_page_len")
@@ -241,6 +241,7 @@ PREFILL: Any = {"modules": lambda definition, sm: prefill_module(definition, bac
     **PREFILL,
 )
 def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Prefill if there is a qo_indptr, else decode; FlashInfer's (output, base-2 LSE) by name."""
     q, k, v = inputs["q"], inputs["k_cache"], inputs["v_cache"]
     _, page, kv_heads, _ = k.shape
     table = (inputs["kv_indptr"], inputs["kv_indices"], last_page_lengths(inputs, page))
@@ -299,6 +300,7 @@ def unaligned(_: Api, definition: Definition) -> Unavailable | None:
     sm=SM80,
 )
 def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """MLA over pages. `lengths` are each sequence's tokens; in decode each has one query."""
     q_nope, q_pe, ckv, kpe = (tensor(inputs, name) for name in ("q_nope", "q_pe", "ckv_cache", "kpe_cache"))
     pages, page = tensor(inputs, "kv_indptr").diff(), ckv.shape[1]
     lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
@@ -506,7 +508,7 @@ def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
         natural = torch.empty(queries.shape[:2], dtype=torch.float32, device=q.device)
         new = (queries, keys[tokens].contiguous(), values[tokens].contiguous(), attended)
         table = (indptr(own, q.device), indptr(before, q.device), torch.cat(before))
-        masks = (None, True, None)  # none of its own, causal
+        masks = (None, True, None)  # custom_mask, is_causal, mask_indptr
         scales: Any = {"sm_scale": scalar(inputs, "sm_scale"), "lse_extend": natural}
         api["extend_attention"](*new, keys, values, *table, *masks, max(map(len, own)), 1.0, 1.0, **scales)
         output[place], lse[place] = attended, natural / math.log(2)
@@ -515,7 +517,7 @@ def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 # Models
 
-# What transformers gives an attention beside queries, keys and values, where that is nothing.
+# Facts of transformers' attention, each with the value that says that there is none.
 PLAIN: Mapping[str, Any] = {"window": None, "logit_cap": None, "sinks": False}
 
 

@@ -212,7 +212,7 @@ class Indexer(Op):
             yield self.case(definition, name, letters, seed, {"seq_lens": lens, "pattern": pattern})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Normal fp8 data, scales over four powers of two, permuted pages, poison where nobody may read."""
+        """Normal fp8 data, scales over four powers of two, permuted pages, poison in tokens of no sequence."""
         shapes, _ = specified(definition, case, definition.inputs)
         pages, page_size, _, packed = shapes["k_index_cache_fp8"]
         pattern, lens = str(case.params["pattern"]), list(case.params["seq_lens"])
@@ -251,11 +251,11 @@ class Indexer(Op):
         scales[unread] = POISON_SCALE
         for row, taken in enumerate(rows):
             length, high = len(taken), list[int]()
-            if pattern == "planted":  # beside page boundaries, so that losing one of them shows
+            if pattern == "planted":  # at page boundaries, so that losing one of these tokens shows
                 places = {0, length - 1, page_size - 1, page_size, (length - 1) // page_size * page_size}
                 high = sorted(place for place in places if 0 <= place < length)
             marked = taken[torch.tensor(high, dtype=torch.int64, device=draw.device)]
-            if pattern == "boundary":  # as many as are looked for, so that taking any other shows
+            if pattern == "boundary":  # topk of them, so that taking any other shows
                 marked = taken[draw.permutation(f"high {row}", min(topk_of(definition), length), out_of=length)]
             # The query of the head with the largest weight: the score is some six deviations above the others'.
             of_head: list[float] = weights[row].tolist()
@@ -295,7 +295,7 @@ class Listed(Attention):
         yield "edge-all-empty", [0, 0], 1, {}
         yield "edge-single", [1], 1, {}
         yield "adversarial-long", [topk, max(1, topk - 1), few], 1, {"amplitude": 3.0}
-        yield "adversarial-holes", [few, 3, 0], 1, {"holes": True}  # -1 stand between the indices, not behind them
+        yield "adversarial-holes", [few, 3, 0], 1, {"holes": True}  # -1 between the indices, not behind them
         for pattern in ("negative", "outlier", "ties"):
             yield f"adversarial-{pattern}", [few, 3], 1, {"pattern": pattern}
         yield "adversarial-tiny", [few, 3], 1, {"pattern": "tiny", "amplitude": tiny(definition)}
@@ -470,7 +470,7 @@ SPARSE_MLA = "sparse_mla"
     sm=DATACENTRE,
 )
 def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Keys and rotated parts of a token lie side by side in one cache; a row of indices is a row's page table.
+    """One cache has each token's latent and rotated part side by side; a row of indices is a row's page table.
 
     Kernels of SM 10.x, fetched as binaries.
     """

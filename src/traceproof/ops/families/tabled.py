@@ -50,8 +50,7 @@ def peaks(
 ) -> Tensors:
     """`max_score` [heads, tiles, queries] of unscaled products; -inf where a query sees no key of a tile.
 
-    Queries and keys may be nvfp4 codes with swizzled scales. Mutants change the `tile`, the maximum (`largest`),
-    `spans`, the map of heads (`interleaved`) or the layout of scales (`lay`).
+    Codes are in nvfp4, with swizzled scales. Mutants change all keywords, e.g. `lay`, the layout of scales.
     """
     values, factor = wide.values, 1.0
     for name in ("q", "k"):
@@ -242,6 +241,7 @@ WHOLE = f"q k v [block_indptr] [block_indices] [exact_block_bits] [k_summary] [v
 )
 @BLOCK_SPARSE.truth("flashinfer", "block_sparse_attention", BLOCKS, serves=WHOLE, rows=None, sm=SM100)
 def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Block-sparse attention over pages, or, with lists or bits of blocks, over keys in one piece."""
     [attend], paged = api.values(), "block_tables" in inputs
     names = [
         "q",
