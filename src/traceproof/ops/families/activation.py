@@ -228,17 +228,17 @@ ACTIVATION.extraction = Extraction(
 def conv(
     wide: Wide,
     *,
-    weight: Part = same,
-    bias: bool = True,
-    act: Part = lambda total: total * sigmoid(total),
-    shift: int = 0,
-    state: Part = same,
-    moved: bool = True,
+    weight: Part = same,  # changes the weights
+    bias: bool = True,  # whether it is added
+    act: Part = lambda total: total * sigmoid(total),  # the activation
+    shift: int = 0,  # elements of the future that are seen
+    state: Part = same,  # changes the state that is read
+    moved: bool = True,  # whether the new state has x
 ) -> Tensors:
     """`silu(sum_j weight[j] x[t - width + 1 + j] + bias)` per channel over sequences [b c l].
 
     With `conv_state` [b c w], the latest elements with the oldest first, x is one element [b c] that follows them,
-    and `new_state` is returned too. Mutants: `shift` elements of the future are seen; the state is not `moved`.
+    and `new_state` is returned too. Mutants change the keywords.
     """
     x, weights, found = wide["x"], weight(wide["weight"]), Tensors()
     added = wide["bias"] if bias and "bias" in wide else torch.zeros_like(weights[:, 0])

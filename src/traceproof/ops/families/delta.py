@@ -55,11 +55,11 @@ def normed(x: torch.Tensor) -> torch.Tensor:
 def delta(
     wide: Wide,
     *,
-    early: bool = False,
-    corrected: float = 1.0,
-    carried: Part = same,
-    normal: Part = normed,
-    backwards: bool = False,
+    early: bool = False,  # the error is that of the state before its decay
+    corrected: float = 1.0,  # factor of S' k in the error
+    carried: Part = same,  # changes the state after each update
+    normal: Part = normed,  # normalises queries and keys
+    backwards: bool = False,  # whether a token's updates are reversed
 ) -> Tensors:
     """`S' = S decay`, then `S'' = S' + (write * v - S' (erase * k)) k^T`, and `output = scale * S'' q`, by token.
 
@@ -68,9 +68,6 @@ def delta(
     beta erases per key channel, w writes per value channel. Products of delta rules: a decay g per head, then
     `num_householder` updates per token, each with its rate. For whole sequences kernels compute products on tensor
     cores, so the float32 baseline rounds state and correction to bfloat16 as they enter one.
-
-    Mutants: the error of the `early` state, before it decays; only a part of it `corrected`; a state `carried` in
-    fp8; vectors not made `normal`; updates of a token `backwards`.
     """
     q, k, v = (wide[name].flatten(0, -3) for name in "qkv")
     heads, batched = v.shape[1], wide["q"].dim() == 4
@@ -293,22 +290,21 @@ def gates(wide: Wide, heads: int, *, biased: float = 1.0) -> tuple[torch.Tensor,
 def fused(
     wide: Wide,
     *,
-    newest: int = -1,
-    active: Part = silu,
-    biased: float = 1.0,
-    normal: Part = normed,
-    swapped: bool = False,
-    closing: Part = sigmoid,
-    scaled: float = 1.0,
-    padded: bool = False,
+    newest: int = -1,  # 0: the newest tap comes first
+    active: Part = silu,  # activation after the convolution
+    biased: float = 1.0,  # factor of dt_bias
+    normal: Part = normed,  # normalises queries and keys
+    swapped: bool = False,  # whether queries and keys are
+    closing: Part = sigmoid,  # activation of output_gate
+    scaled: float = 1.0,  # factor of the output
+    padded: bool = False,  # whether rows without a slot are computed
     **step: Any,  # noqa: ANN401
 ) -> Tensors:
     """A decode step: convolution if there is a conv_state, delta rule, `scale * S q`, gated RMSNorm if given.
 
     A row [m] of `mixed_qkv` or `x` has queries, keys, then values; value heads share query and key heads in
-    groups. Returns `output`, and the pools with the rows' slots updated, each also as `<name>_out`. Mutants: the
-    `newest` tap first; another `active` or `closing` gate; dt_bias not added (`biased`); vectors not made
-    `normal`; queries and keys `swapped`; an output `scaled`; rows without a slot computed (`padded`).
+    groups. Returns `output`, and the pools with the rows' slots updated, each also as `<name>_out`.
+    Mutants change the keywords.
     """
     name = next(one for one in STATES if one in wide)
     pool, slots = wide[name], wide["state_indices"].flatten().long()
@@ -353,15 +349,14 @@ def fused(
 def committed(
     wide: Wide,
     *,
-    more: int = 0,
-    tracked: bool = True,
-    normal: Part = normed,
+    more: int = 0,  # tokens in addition to the accepted ones
+    tracked: bool = True,  # whether track_state_indices are written
+    normal: Part = normed,  # normalises keys
     **step: Any,  # noqa: ANN401
 ) -> Tensors:
     """The pool of states [layers, slots, h, v, k] after the accepted tokens of each sequence.
 
-    The state after token `track_steps[row]` goes to slot `track_state_indices[row]`, too. Mutants: `more` or fewer
-    tokens; nothing `tracked`; vectors not made `normal`.
+    The state after token `track_steps[row]` goes to slot `track_state_indices[row]`, too. Mutants change keywords.
     """
     states, nobody = wide["checkpoint_state"].clone(), int(wide.number("null_block_id", -1))
     heads, counts = states.shape[2], wide["accept_lens"].tolist()

@@ -47,12 +47,12 @@ def unshared(definition: Definition) -> str | None:
 def gated_delta(
     wide: Wide,
     *,
-    growth: Part | None = None,
-    faded: Part = same,
-    early: bool = False,
-    corrected: float = 1.0,
-    carried: Part = same,
-    replayed: bool = True,
+    growth: Part | None = None,  # None: softplus
+    faded: Part = same,  # changes decays
+    early: bool = False,  # the error is that of the state before its decay
+    corrected: float = 1.0,  # factor of S' k in the error
+    carried: Part = same,  # changes the state after each token
+    replayed: bool = True,  # whether windows are written
 ) -> Tensors:
     """`S' = S decay`, `S = S' + rate * (v - S' k) k^T`, `output = scale * S q` by token; S [V, K] per value head.
 
@@ -61,12 +61,10 @@ def gated_delta(
     slots of the pool take the state after the last token, the others stay; named slots of
     `intermediate_states_buffer` [slots, tokens, ..] take the state after each token. A sequence without tokens
     keeps its state. With `cache_replayssm` named slots of the windows take values, keys before normalisation,
-    logarithms of decays, and rates, to be committed later.
+    logarithms of decays, and rates, to be committed later. Mutants change the keywords.
 
     Decode and mtp kernels multiply in float32. Prefill kernels compute a chunk's products on tensor cores, so the
     float32 baseline rounds state and correction to bfloat16 as they enter a product, but not the state carried on.
-    Mutants: another `growth` than softplus; a `faded` decay; the error of the `early` state, before it decays;
-    only a part of it `corrected`; a state `carried` in bfloat16; nothing `replayed` to the windows.
     """
     low, prefill = wide.dtype != torch.float64, is_prefill(wide.values)
     rounding = to_bf16 if low and prefill else exact

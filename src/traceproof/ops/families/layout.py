@@ -88,12 +88,12 @@ NEARLY = 2 * NEAR
 def append_coded(
     wide: Wide,
     *,
-    where: Callable[[Wide], Places] = places,
-    write: bool = True,
-    order: Part = same,
-    layout: Part = same,
-    wholes: int = -1,
-    other: Part = same,
+    where: Callable[[Wide], Places] = places,  # pages and rows of the tokens
+    write: bool = True,  # whether anything is written
+    order: Part = same,  # changes the codes
+    layout: Part = same,  # changes the codes of block scales
+    wholes: int = -1,  # power of the whole cache's scale by which rows are multiplied
+    other: Part = same,  # changes the rows
     **changes: Any,  # noqa: ANN401 - a Coder's fields
 ) -> Tensors:
     """Caches with the tokens as nvfp4 `code * block scale * whole scale`; `kpe_cache` as e4m3 `code * whole`."""
@@ -571,10 +571,10 @@ def doubly_stochastic(logits: torch.Tensor, eps: float, repeats: int) -> torch.T
 def premixed(
     wide: Wide,
     *,
-    square: Part = same,
-    order: str = "pre post comb",
-    mixed_by: Callable[..., torch.Tensor] = doubly_stochastic,
-    post: Part = same,
+    square: Part = same,  # changes the squares that are summed
+    order: str = "pre post comb",  # of the parts in mix
+    mixed_by: Callable[..., torch.Tensor] = doubly_stochastic,  # makes comb_mix
+    post: Part = same,  # changes sigmoid(post)
 ) -> Tensors:
     """`mix = dot_mix / sqrt(sqrsum / k + eps) * scale + base` [n, c + c + c * c], split into pre, post and comb.
 

@@ -298,6 +298,7 @@ class Combined(Op):
     """Whole sequences: rows of whole chunks, or packed sequences in one row."""
 
     def _scan(self, definition: Definition, name: str, rows: int, chunks: int, seed: int, **params: Any) -> Case:  # noqa: ANN401
+        """A case of `rows` rows of whole chunks, or of sequences packed in one row of `chunks` chunks."""
         tokens, packs = chunks * CHUNK, "seq_idx" in definition.inputs
         lengths = packed_lengths(params, tokens)
         inside = sum(cut % CHUNK > 0 for cut in torch.tensor(lengths).cumsum(0)[:-1].tolist())

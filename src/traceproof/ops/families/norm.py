@@ -76,17 +76,17 @@ def power_of_two(definition: Definition) -> bool:
 def rmsnorm(
     wide: Wide,
     *,
-    square: Part = mean_square,
-    eps_by: float = 1.0,
-    weight: Part = same,
-    residual: bool = True,
-    over: Callable[[torch.Tensor, float], torch.Tensor] = lambda y, scale: y / scale,
-    act: Part = silu,
+    square: Part = mean_square,  # the mean square of rows
+    eps_by: float = 1.0,  # factor of eps
+    weight: Part = same,  # changes the weight
+    residual: bool = True,  # whether it is added
+    over: Callable[[torch.Tensor, float], torch.Tensor] = lambda y, scale: y / scale,  # applies the scale for fp8
+    act: Part = silu,  # the activation that may follow
 ) -> Tensors:
     """`output = x / sqrt(mean(x^2) + eps) * (weight + offset)`, `residual_out = x = hidden_states (+ residual)`.
 
     The offset is 1 for Gemma's norms, whose weight is stored minus one, else 0. With a scale the output is divided
-    by it for fp8; SiLU follows where a definition says so. Mutants change the keyword parameters.
+    by it for fp8; SiLU follows where a definition says so. Mutants change the keywords.
     """
     x = wide["hidden_states"]
     if residual and "residual" in wide:
@@ -580,10 +580,10 @@ def gated_residual(
     wide: Wide,
     *,
     norm: Norm = rms_norm,
-    gains: str = "alpha beta",
-    centred: bool = True,
-    after: bool = False,
-    within: bool = False,
+    gains: str = "alpha beta",  # names of the factors of residual and norm
+    centred: bool = True,  # whether gain_center is added to the weight
+    after: bool = False,  # whether the weight follows the norm
+    within: bool = False,  # whether the norm is of branch + residual
 ) -> Tensors:
     """`output = alpha * residual + beta * norm(branch * (weight + gain_center))` [n h]."""
     branch, gain = wide["branch"], None
@@ -646,10 +646,10 @@ def _pytorch_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
 def gated_residual_next(
     wide: Wide,
     *,
-    post: Norm = rms_norm,
-    after: Norm = rms_norm,
-    gains: str = "alpha beta",
-    centre: str = "next_gain_center",
+    post: Norm = rms_norm,  # norm of the branch
+    after: Norm = rms_norm,  # norm of the sum
+    gains: str = "alpha beta",  # names of the factors of residual and norm
+    centre: str = "next_gain_center",  # name of the number that is added to next_weight
 ) -> Tensors:
     """`residual_out = alpha * residual + beta * norm(branch * gain)`; `ffn_input` is its norm * next gain."""
     branch = wide["branch"]

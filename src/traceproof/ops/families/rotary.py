@@ -51,16 +51,16 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, halves: boo
 def rotate(
     wide: Wide,
     *,
-    turn: Turn = lambda cos, sin: (cos, sin),
-    places: Places = lambda positions, _: positions,
-    paired: bool = True,
-    keys: bool = True,
-    turned_at: str = "positions",
+    turn: Turn = lambda cos, sin: (cos, sin),  # changes cosines and sines
+    places: Places = lambda positions, _: positions,  # changes positions
+    paired: bool = True,  # False: the other pairing of channels
+    keys: bool = True,  # whether keys are rotated
+    turned_at: str = "positions",  # name of the input with the positions
 ) -> Tensors:
     """Rotate q and k [tokens, heads, channels] by rows of `cos_sin_cache` [positions, cosines | sines].
 
     Channels beyond the cache's width stay. q and k may be flat, [tokens, heads * channels]. A constant of the
-    definition, or `is_neox`, says which channels form a pair. Mutants: `turn`, `places`, `paired`, `keys`.
+    definition, or `is_neox`, says which channels form a pair. Mutants change the keywords.
     """
     cache = wide["cos_sin_cache"]
     half = cache.shape[-1] // 2
@@ -172,10 +172,10 @@ LLAMA = {  # Llama 3.1's values
 def angled(
     wide: Wide,
     *,
-    turn: Turn = lambda cos, sin: (cos, sin),
-    places: Places = lambda positions, _: positions,
-    paired: bool = True,
-    keys: bool = True,
+    turn: Turn = lambda cos, sin: (cos, sin),  # changes cosines and sines
+    places: Places = lambda positions, _: positions,  # changes positions
+    paired: bool = True,  # False: the other pairing of channels
+    keys: bool = True,  # whether keys are rotated
 ) -> Tensors:
     """Rotate each pair of channels i of q and k by `position * theta^(-2 i / width) / scale`.
 
@@ -240,16 +240,16 @@ SLACK = 2.0**-22  # error relative to the largest channel of a row, as float32 p
 def turned_codes(
     wide: Wide,
     *,
-    scaled: Callable[[float], float] = lambda scale: scale,
-    toward: str = NEAREST,
-    plain: Part = same,
-    ends: str = "nope rope",
-    where: Callable[[Wide], tuple[torch.Tensor, torch.Tensor]] = placed_in_pages,
+    scaled: Callable[[float], float] = lambda scale: scale,  # changes the scale of codes
+    toward: str = NEAREST,  # how codes are rounded
+    plain: Part = same,  # changes channels that are not rotated
+    ends: str = "nope rope",  # order of a key's parts in the cache
+    where: Callable[[Wide], tuple[torch.Tensor, torch.Tensor]] = placed_in_pages,  # pages and rows of the tokens
     **changes: Any,  # noqa: ANN401 - of a rotation
 ) -> Tensors:
     """Float8 codes of `x * scale`, x rotated or plain; with pages, keys (plain channels first) and values there.
 
-    In float64 also `@low` and `@high`, the codes that a correct kernel may store. Mutants change the keywords.
+    In float64 also `@low` and `@high`, the codes that a correct kernel may store. Mutants change keywords.
     """
     rotated = rotate(wide, **changes)
     values = {

@@ -707,10 +707,10 @@ LEFT = Op(
 def chosen_places(
     wide: Wide,
     *,
-    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,
-    more: int = 0,
-    sign: float = 1.0,
-    shifted: bool = True,
+    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,  # indices of the best k of a row's scores
+    more: int = 0,  # added to lengths
+    sign: float = 1.0,  # -1: the smallest are chosen
+    shifted: bool = True,  # whether starts and offsets are used
 ) -> Tensors:
     """Indices [n, k] of the k best of `lengths` scores from a row's start, plus an offset or as slots of pages."""
     scores, width = wide["input"], wide.given("input").shape[1]
