@@ -343,7 +343,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 
 class ActivationNumbers(NamedTuple):
-    """What an expert's activation takes beside gate and up: 0-d tensors, None where the definition has none."""
+    """Parameters of an expert's activation besides gate and up: 0-d tensors, None if the definition has none."""
 
     curve: Part  # SiLU, or what a mutant puts in its place
     alpha: torch.Tensor | None
@@ -785,16 +785,16 @@ REFERENCE_BYTES = {Scaling.FP8_BLOCK: 12, Scaling.FP8_TENSOR: 4, Scaling.FP4: 0,
 STORED_BYTES = {Scaling.FP4: 4, Scaling.PLAIN: 2}  # others 1
 ORACLE_BYTES = 1 << 28  # a few slices of weights in float64
 PROCESS_BYTES = 400 << 20  # an interpreter with torch loaded
-# Of a scaled-down definition: several blocks of each size, and not the same number of them.
+# Sizes of a scaled-down definition: several blocks each, but different numbers of them.
 HIDDEN, INTERMEDIATE = 512, 256
 LEAST = 8  # experts
-CANDIDATES = 2  # for each expert that a token goes to, so that there is a choice
-# Measured on simulated kernels (tests/test_ops_families.py): worst row RMS and worst slope. At the snapshot width
-# (7168 x 2048) FlashInfer's fp8 block kernel, which stores gemm1's result and the activated product in fp8, loses
-# 4.9 % and 0.25 %, SGLang's 2.5 % and 0.14 %; at 2048 x 512 and 2 to 16 tokens 6.3 % and 0.7 %. Per tensor 3 % and
-# 0.7 %. Slopes are luck in narrow experts (256 wide, one token: up to 4 %): the oracle tells how much there is
-# (`equal_roundings`), and the limit is for what goes beyond it. References in float32 lose 0.2 % and 0.05 %.
-# fp4: activations in bfloat16 lose 0.5 %, in mxfp8 6 %; in nvfp4 25 %, more than is allowed here.
+CANDIDATES = 2  # experts per chosen one, at least, so that there is a choice
+# Worst error of a row's RMS and worst slope of simulated kernels (tests/test_ops_families.py). At the snapshot's
+# width (7168 x 2048) FlashInfer's fp8 block kernel, which stores gemm1's result and the activated product in fp8,
+# loses 4.9 % and 0.25 %, SGLang's 2.5 % and 0.14 %; at 2048 x 512 and 2 to 16 tokens 6.3 % and 0.7 %; with a scale
+# per tensor 3 % and 0.7 %. In narrow experts slopes vary by chance (256 wide, one token: up to 4 %): the oracle
+# computes how much (`equal_roundings`), and the limit is for what is beyond. References in float32 lose 0.2 % and
+# 0.05 %. fp4: activations in bfloat16 lose 0.5 %, in mxfp8 6 %; in nvfp4 25 %, more than is allowed here.
 REQUANTISED = Quantised(
     rms=0.1,
     slope=0.01,
@@ -1503,6 +1503,7 @@ SMALL_HIDDEN, SMALL_INTERMEDIATE = 256, 128
 
 
 def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """Facts of SGLang's FusedMoE module: sizes per rank, routing, activation and quantisation."""
     runner, config = module.moe_runner_config, getattr(module, "quant_config", None)
     beside = [name for name in BESIDE if getattr(runner, name, None) is not None]
     beside += ["bias"] * any(name.endswith("_bias") for name, _ in module.named_parameters(recurse=False))
@@ -1529,6 +1530,7 @@ def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's obj
 
 
 def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
+    """Kernel call of a model's experts, routed by the top-k module beside them, or why no form fits."""
     facts = module.facts
     beside = (module.parent, module.parent_class)
     routers = [one for one in reading.modules if one.kind == "top_k" and (one.parent, one.parent_class) == beside]

@@ -113,7 +113,7 @@ MUTANTS = (
 # gemm
 
 
-SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; B is drawn anew for every case
+SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; every case draws another B
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 OUTLIER = 300.0  # one column of A; times B's largest value (4.33) it is far from float16's 65,504
 SCALED_N, SCALED_K = 384, 640  # of the scaled-down definition

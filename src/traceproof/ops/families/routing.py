@@ -275,7 +275,7 @@ def read(routing: Routing, wide: Wide, *, extent: bool = True) -> ChosenExperts:
         places, owners = sorted_ids.long(), wide["expert_ids"].long()
         rows = len(places) // max(len(owners), 1)
         valid = int(wide["num_tokens_post_padded"]) if extent else len(places)
-        experts = torch.full((weights.numel() + 1,), -1, dtype=torch.int64, device=places.device)
+        experts = torch.full((weights.numel() + 1,), -1, dtype=torch.int64, device=places.device)  # + 1: padding
         experts[places[:valid].clamp(max=weights.numel())] = owners.repeat_interleave(rows)[:valid]
         return ChosenExperts(experts[:-1].view(weights.shape), weights)
     topk_ids = wide.given("topk_ids")
@@ -320,11 +320,13 @@ def choice_of(
 
 
 def _biased(logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Sigmoids of logits [..., experts], plus the bias [experts] if there is one."""
     plain = torch.sigmoid(logits)
     return plain if bias is None else plain + bias.to(plain.dtype)
 
 
 def _group_scores(routing: Routing, scores: torch.Tensor, counted: int = 2) -> torch.Tensor:
+    """Score of each group, [..., groups]: the sum of its `counted` best scores [..., experts]."""
     grouped = scores.view(*scores.shape[:-1], routing.groups, scores.shape[-1] // routing.groups)
     return torch.sort(grouped, dim=-1, descending=True).values[..., :counted].sum(-1)
 
@@ -409,7 +411,7 @@ def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
     edge = torch.full_like(ranked[..., :2], torch.inf)
     ranked = torch.cat([edge, ranked, -edge], -1)
     gaps = (ranked[..., :-1] - ranked[..., 1:]).nan_to_num(nan=torch.inf)
-    here = count + 1  # counting the edge
+    here = count + 1  # after the two of `edge`
     gap = gaps[..., here]
     if not pairs:
         return gap
@@ -820,6 +822,7 @@ def grouped(wide: Wide, *, counted: int = 2, weigh: Weigh | None = None, limited
 
 
 def _routing_alone(definition: Definition) -> Routing:
+    """DeepSeek's routing by a router's definition, whose experts are all local."""
     [experts, top_k] = (
         definition.const_axes[(spec.shape or ("", ""))[1]]
         for spec in (definition.inputs["scores"], definition.inputs["topk_values"])
@@ -1088,7 +1091,7 @@ MOE_ROUTING = Op(
     "moe_routing",
     Form("router_logits[n e] -> topk_weights[n k] topk_ids[n k]", route, constants=("renormalize",)),
     family="routing",
-    unusual={},  # the logits of a row are told apart by little, and the order of equal ones is open
+    unusual={},  # a row's logits differ by little, and the order of equal ones is open
     rules=(
         Rule(
             name="renormalize",
