@@ -122,7 +122,7 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
                 if span.window >= 0:
                     logits.masked_fill_(key < place - span.window, -math.inf)
             top = logits.amax(-1, keepdim=True)
-            top = torch.where(top == -math.inf, torch.zeros_like(top), top) * precision.shifted
+            top = torch.where(top == -math.inf, torch.zeros_like(top), top) * precision.shifted  # 0 if no key
             weights = torch.exp(logits - top).to(precision.weights).to(compute)
             total = weights.sum(-1, keepdim=True)
             mixed = torch.bmm(weights, values) / torch.where(total == 0, torch.ones_like(total), total)

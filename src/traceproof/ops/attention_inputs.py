@@ -76,7 +76,7 @@ class Style:
         pattern, amplitude = str(case.params["pattern"]), float(case.params["amplitude"])
         if pattern in SIGNS:
             product = {"negative": NEGATIVE / scale, "deep": RAW * math.log(2.0) / scale}.get(pattern, RAW)
-            amplitude = math.sqrt(product / (MEAN_ABS * MEAN_ABS * width))
+            amplitude = math.sqrt(product / (MEAN_ABS * MEAN_ABS * width))  # mean of |q| . |k|: product
         return cls(pattern, amplitude, width, scale)
 
     def tensor(
@@ -181,7 +181,7 @@ def leaned_to(
     random = draw.integers("lean", (count, heads), torch.int64, low=0, high=1 << 31) % (last - low + 1)
     after = torch.minimum(visible, lengths - 1).clamp(min=0)
     before = (boundary if sequences.window < 0 else low).sub(1).clamp(min=0)
-    choices = (last, low, after, boundary, before, low + random)
+    choices = (last, low, after, boundary, before, low + random)  # keys that bugs are likely to get wrong
     query = torch.arange(count, device=device)[:, None]
     kind = (query + torch.arange(heads, device=device)[None, :]) % len(choices)
     target = torch.zeros((count, heads), dtype=torch.int64, device=device)
@@ -189,7 +189,7 @@ def leaned_to(
         target = torch.where(kind == index, choice, target)
     target += torch.tensor(sequences.first, dtype=torch.int64, device=device)[:, None]
     energy = style.amplitude * style.amplitude * style.width * style.scale  # logit of a normal key with itself
-    steep = max(1.0, energy / math.sqrt(style.width) / FLAT)
+    steep = max(1.0, energy / math.sqrt(style.width) / FLAT)  # more where logits vary by more than FLAT
     factors = [LEAN * steep * length.bit_length() / energy for length in sequences.visible]
     weights = torch.tensor(factors, dtype=torch.float32, device=device)
     return sequences.rows[target.clamp(max=len(sequences.rows) - 1)], weights

@@ -92,7 +92,7 @@ class Far:
             return value
         size, own = int(case.params[SIZE]), case.axes[self.axis]
         if not self.slots:
-            source = torch.arange(size, device=value.device) % own
+            source = torch.arange(size, device=value.device) % own  # inserted entries repeat the case's own
             source[places] = torch.arange(own, device=value.device)
             return value.index_select(dim, source)
         shape = [size if axis == dim else count for axis, count in enumerate(value.shape)]

@@ -396,7 +396,7 @@ class Op:
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """A case like this one with `count` rows, tokens or sequences; `long`: one sequence of `count` tokens.
 
-        The default adds the same number to all var axes, so that what must be no smaller than another one stays
+        The default adds one number to all var axes, so that an axis that must not be smaller than another stays
         so; with `long` not to independent rows, if there are other axes. A case whose params have a list, e.g. of
         lengths, is returned unchanged.
         """

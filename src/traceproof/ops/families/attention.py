@@ -403,7 +403,7 @@ def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
         place = torch.arange(start, stop, device=q.device)[:, None] + (len(own) - stop)
         hidden = key > place
         if "kv_indptr" not in inputs and not definition.constants.get("causal"):
-            hidden = key < 0
+            hidden = key < 0  # no key: not causal
         if inputs.get("alibi_slopes") is not None:
             logits = logits + inputs["alibi_slopes"][:, None] * (key - place)[:, None]
         if inputs.get("custom_mask") is not None:
@@ -413,7 +413,7 @@ def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
         logits = logits.masked_fill(hidden[:, None], -math.inf)
         if inputs.get("sinks") is not None:
             logits = torch.cat([logits, inputs["sinks"][:, None].expand(*logits.shape[:2], 1)], -1)
-        weights = api[SOFTMAX](logits, -1)[..., : len(own)].nan_to_num(0.0)
+        weights = api[SOFTMAX](logits, -1)[..., : len(own)].nan_to_num(0.0)  # NaN where no key is seen
         output[start:stop] = torch.einsum("nhl,lhd->nhd", weights, values).to(q.dtype)
         lse[start:stop] = torch.logsumexp(logits, -1) / math.log(2)
     return asked(definition, output=output, lse=lse)
