@@ -276,7 +276,7 @@ def compiled(definition: Definition) -> bool:
 
 
 def gen_sglang(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
-    """SGLang's module: per width and dtype; with a residual per dtype, False: no rounding before the weight."""
+    """SGLang's module for width and dtype; with a residual for a dtype (False: no rounding before the weight)."""
     dtype = str(dtype_of(definition.inputs["hidden_states"]))
     if "residual" in definition.inputs:
         return (Module("gen_fused_add_rmsnorm", (dtype, False), compiles=True),)
@@ -348,7 +348,7 @@ def _liger_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """With a residual, Liger norms the sum after rounding it to the dtype of the rows."""
     [norm] = api.values()
     rows = [inputs[name].contiguous() for name in ("hidden_states", "residual") if name in inputs]
-    mode = ("gemma",) if "residual" in inputs else ("gemma", None)
+    mode = ("gemma",) if "residual" in inputs else ("gemma", None)  # casting mode, row mode (None: Liger's choice)
     found = norm(*rows, inputs["weight"], eps_of(definition), float(offset_of(definition)), *mode)
     return asked(definition, output=found[0], residual_out=found[1])
 
