@@ -603,7 +603,6 @@ def _sequences(
 
 # Variants and mutants: draws from the distribution that their filters leave.
 
-SEEDS = 1 << 63  # bound of seeds of torch's generators
 
 
 def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
