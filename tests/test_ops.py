@@ -364,7 +364,7 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
         (less("outputs", "new_state"), "outputs are ['output']"),
     ),
     "rmsnorm_h96": (
-        (computed_eps, "nobody states e"),
+        (computed_eps, "nobody states eps"),
         (given("inputs", "extra", shape=["hidden_size"], dtype="bfloat16"), "have unknown ['extra']"),
         (lambda entry: entry.update(outputs={"normed": entry["outputs"]["output"]}), "outputs are ['normed']"),
     ),

@@ -158,7 +158,10 @@ def _only_shape(test: ast.expr) -> bool:
 
 
 def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
-    """A test without assertions; a helper's assertions on shapes or divisibility are not about outputs."""
+    """Find a test that asserts nothing about an output.
+
+    In the test each assertion and `raise` counts; in helpers and fixtures those on shapes or divisibility do not.
+    """
     own = [*_asserts(test), *(node for node in _own_nodes(test) if isinstance(node, ast.Raise))]
     reached = file.reached(test)
     if file.conftest is not None:  # its fixtures may assert: `case.check()`

@@ -197,7 +197,7 @@ class Form:
         return f"{' '.join(given)} -> {' '.join(self.outputs)}"
 
     def misfit(self, definition: Definition) -> str | None:
-        """Why a definition does not have this form; None: it has."""
+        """The first reason why a definition does not match this form; None if it matches."""
         needed = {name for name, (_, optional) in self.inputs.items() if not optional}
         lacking, unknown = needed - definition.inputs.keys(), definition.inputs.keys() - self.inputs
         if lacking or unknown:
@@ -211,9 +211,7 @@ class Form:
                 return f"{name} has the shape {specs[name].shape}{problem}".rstrip()
         stated = definition.constants
         unstated = next((name for name in self.constants if name not in specs and stated.get(name) is None), None)
-        return (
-            f"nobody states {unstated[0]}, nor does the reference assign it a single number" if unstated else None
-        )
+        return f"nobody states {unstated}, nor does the reference assign it a single number" if unstated else None
 
     def axes(self, definition: Definition) -> dict[str, str]:
         """The definition's axis for each letter."""

@@ -147,7 +147,7 @@ class PlannedDefinition(ClosedModel):
         inputs: str | None = None,  # digest of the inputs
         **said: Any,  # noqa: ANN401 - further fields
     ) -> "VerdictRow":
-        """A verdict row about one of its cases."""
+        """A verdict row of an implementation for a case of this definition; `said` has the verdict itself."""
         noted: dict[str, Any] = {"scaled_down": self.scaled_down, "constants": self.unconfirmed}
         ours = {"definition": self.digest, "case": planned.digest, "inputs": inputs, "code": code}
         return VerdictRow(

@@ -147,7 +147,7 @@ def receive(channel: socket.socket) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes:
-    """So many bytes; fewer at the stream's end."""
+    """Receive `count` bytes, or fewer if the stream ends before."""
     found = bytearray()
     while len(found) < count and (part := channel.recv(min(count - len(found), MIB))):
         found += part

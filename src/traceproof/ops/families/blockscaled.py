@@ -474,7 +474,11 @@ class CodedPages:
         records: bool = False,  # each token's scales follow its codes
         **changes: Any,  # noqa: ANN401 - a Coder's fields
     ) -> Tensors:
-        """Pages with rows of 512 values as codes in their slots: a slot's first row; slots outside are skipped."""
+        """The cache [pages, bytes], uint8, with each row of `latent_kv` as codes and scales in the row's slot.
+
+        Of several rows for one slot the first is written; rows whose slot lies outside are skipped. The keyword
+        arguments make mutants of it.
+        """
         [(name, spec)] = wide.definition.outputs.items()
         shape = wide.definition.shape_of(spec, sizes(wide.definition, wide.values)) or ()
         tokens = math.prod(shape) // self.token

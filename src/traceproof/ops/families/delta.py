@@ -431,7 +431,10 @@ def exact_row(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def exact_step(definition: Definition) -> Mapping[str, Exactly]:
-    """Draws for exact steps: decays and rates of 1, one-hot keys, whole numbers."""
+    """How to draw each input so that a step has no rounding error.
+
+    Decays and rates are 1 (saturated gates give that, SURE), keys one-hot, values and states whole numbers.
+    """
     if "rawk_cache" in definition.inputs:
         return dict.fromkeys(("rawv_cache", "checkpoint_state"), whole(31)) | {
             "rawk_cache": one_hot,

@@ -419,10 +419,10 @@ def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
 
 
 def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Logits [tokens, experts] in the case's patterns: of TRIALS rows per token, one with a clear choice.
+    """Logits [tokens, experts] in the case's patterns: per token the best of TRIALS random rows.
 
-    Its experts include a local one, unless its pattern is remote. Margins are computed on the CPU, so that they
-    choose the same rows for every device.
+    Best: a local expert is chosen, or none if the pattern is "remote"; then, the last chosen and the first
+    rejected expert differ clearly, and as little as possible. Computed on the CPU: all devices get the same rows.
     """
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
     given = wanted.definition.inputs.get("routing_bias")
@@ -1164,7 +1164,7 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 @MOE_ROUTING.truth("torch", "softmax", SOFTMAX, LARGEST, rows=None)
 def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, as kernels compute."""
+    """Softmax, then top-k, by PyTorch in float32, as kernels compute; compared with the float64 oracle."""
     scores = api[SOFTMAX](inputs["router_logits"].float(), -1)
     weights, experts = api[LARGEST](scores, width_of(definition), -1)
     if definition.constants.number("renormalize"):

@@ -389,7 +389,10 @@ class Filtered(Sampler):
         return super().of_size(definition, case, min(count, MOST_ROWS), long=long)
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """Trials for about DRAWS_OF_CASE draws over all rows; more to show temperatures, or if cheap."""
+        """Trials of a case, for about DRAWS_OF_CASE draws over all rows; more for packs in `least`, or if cheap.
+
+        Cheap: the vocabulary is small. Packs that need no statistics have FEW_TRIALS.
+        """
         rows, vocabulary = rows_of(definition, case)
         pack, cheap = case.params.get("rows"), CHEAP_DRAWS // max(vocabulary, 1)
         if rows == 0:
@@ -602,7 +605,6 @@ def _sequences(
 
 
 # Variants and mutants: draws from the distribution that their filters leave.
-
 
 
 def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
