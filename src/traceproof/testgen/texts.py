@@ -287,7 +287,7 @@ class Drawing:
         return found[0]
 
     def _axis(self, axis: str, starts: Sequence[str]) -> None:
-        """Write the line that sets a var axis that no input decides: to a parameter, or to its size in the case."""
+        """Write the line that sets a var axis that no input decides: to a parameter or its size in the case."""
         rows = {(spec.shape or ("",))[0] for spec in self.definition.outputs.values()}
         if axis in {"batch_size", "seq_len", "num_pages"}:
             self._parameter(axis, {"batch_size": 4, "seq_len": 64, "num_pages": 16}[axis])
