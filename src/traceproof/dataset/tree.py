@@ -401,8 +401,8 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
     """Select op_types and definitions of one dataset by the user's words: names, files of definitions, folders.
 
     The dataset's own folder selects all. `dataset` returns the folder in which names are looked up; `given` is
-    one that the user named, if any. Raises TraceproofError: a word is none of these, a file can not be used, or
-    paths lead to several datasets.
+    the one that the user named, if any. Raises TraceproofError: a word is none of these, a file can not be used,
+    or paths lead to several datasets.
     """
     named = [word for word in words if "/" in word or word.endswith(".json") or word in {".", ".."}]
     paths = {word: Path(word).expanduser().resolve() for word in named}
