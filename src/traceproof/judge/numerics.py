@@ -70,8 +70,7 @@ def exactly(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def inexact(actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Bool mask of elements that are not the exact value rounded once; near a midpoint either neighbour is right.
 
-    That is for quotients and roots, of which float32 rounds each step (up to eight): it holds whole numbers and
-    their products exactly.
+    Either is right only where float32 can not hold the value, as of quotients and roots (up to eight roundings).
     """
     wrong = actual.to(torch.float64) != exactly(value, actual.dtype)
     if actual.dtype.itemsize < 4 and wrong.any():

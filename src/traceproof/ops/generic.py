@@ -231,7 +231,10 @@ class _Tensor:
         return torch.cat([inner, ends]).sort().values
 
     def _cut(self, count: int) -> int:
-        """Size of the axis that offsets cut into parts."""
+        """Size of the axis that `count` offsets cut into parts, by names: `kv_indptr` cuts num_kv_indices or nnz.
+
+        The axis that a declared pair names comes first; without any, each part has one element.
+        """
         sizes = self._sizes
         tied = last_of(self.definition, self.name)
         if tied is not None:

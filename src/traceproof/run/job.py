@@ -253,7 +253,7 @@ def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
     passed = [row for row in found if row.verdict is Verdict.PASS]
     kernels = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
 
-    def with_grade(row: VerdictRow) -> VerdictRow:
+    def with_grade(row: VerdictRow) -> VerdictRow:  # `kernels`: outputs of cases that a ground truth passed
         ours = row.implementation == REFERENCE and row.verdict is Verdict.PASS
         if not ours or row.output == WHOLE or row.tolerance is not None:
             return row
