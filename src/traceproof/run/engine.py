@@ -512,11 +512,11 @@ class DefinitionRun:
 
     def _remembered(self, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors) -> bool:
         """Whether every output has the bits of the call before, though its inputs were different."""
-        flats = [value.reshape(-1) for value in outputs.values()]
+        same = bool(outputs) and all(self.same(value, before.get(name)) for name, value in outputs.items())
+        flats = [value.reshape(-1) for value in outputs.values()] if same else []
         alike = all(same_bits(flat[1:], flat[:-1]) for flat in flats)
         if alike and (isinstance(self.op, GenericOp) or all(flat.double().isnan().all() for flat in flats)):
             return False  # nothing says that different inputs have different answers here; one NaN stands for all
-        same = bool(outputs) and all(self.same(value, before.get(name)) for name, value in outputs.items())
         return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
 
     def _called(
