@@ -55,6 +55,7 @@ def test_another_size_is_a_change_of_that_input_alone() -> None:
     inputs = [torch.zeros(3), torch.zeros(16), torch.zeros(2, dtype=torch.bool)]
     inputs[1].resize_(8)
     assert differing(list(zip(inputs, before, strict=True))) == [False, True, False]
+    assert differing([(inputs[0][:0], before[0]), (before[0], inputs[0][:0])]) == [True, True]  # resized
 
 
 def odd_tensors() -> list[object]:

@@ -394,9 +394,8 @@ def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     for raws in ([tensors.raw_bytes(one) for one in pair] for pair in pairs):
         whole = all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in raws)
         one, other = (raw.view(torch.int64) if whole else raw for raw in raws)
-        flags.append(
-            (one != other).any() if len(one) == len(other) else torch.ones_like(other[0], dtype=torch.bool)
-        )
+        resized = torch.ones((), dtype=torch.bool, device=max(one, other, key=len).device)
+        flags.append((one != other).any() if len(one) == len(other) else resized)
     return torch.stack(flags).tolist() if flags else []
 
 
