@@ -21,13 +21,13 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_definition
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.ops.base import Values
+from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
 from traceproof.run import engine as engines
 from traceproof.run import judging
-from traceproof.run.case import HOST_BYTES, drawing_device, sent_together, solve
+from traceproof.run.case import CPU, HOST_BYTES, SolvedCase, drawing_device, sent_together, solve
 from traceproof.run.engine import DefinitionRun, Engine
 from traceproof.run.judging import JudgedCase, LargeCase
 from traceproof.run.plan import PlanSelection, plan, planned_alone
@@ -293,6 +293,20 @@ def test_a_large_case_is_judged_in_chunks(tmp_path: Path, monkeypatch: pytest.Mo
             assert chunks["gate"]["margin"] == pytest.approx(whole["gate"]["margin"], rel=1e-9)
 
 
+def judged_case(subject: SolvedCase, outputs: Mapping[str, Tensors]) -> JudgedCase:
+    """A case whose implementations gave these outputs."""
+    entry = planned_alone(subject.definition, PlanSelection(sizes=("small",)))
+    return JudgedCase(
+        entry=entry,
+        definition=subject.definition,
+        op=subject.op,
+        planned=entry.cases[0].model_copy(update={"case": subject.case}),
+        records={},
+        inputs=subject.inputs,
+        results={name: CaseResult(outputs=given) for name, given in outputs.items()},
+    )
+
+
 def test_an_input_that_is_written_to_is_judged_in_chunks_too() -> None:
     path = Path(__file__).with_name("dataset") / "definitions/rmsnorm/add_rmsnorm_fp4quant_h96.json"
     definition = read_definition(path).definition
@@ -300,20 +314,8 @@ def test_an_input_that_is_written_to_is_judged_in_chunks_too() -> None:
     subject = solve(definition, Case("large", "large", {"n": 9, "blocks": 6, "one": 1}, 0, {}))
     right = op.varied(Variant("as it is"), subject)
     assert right is not None
-    entry = planned_alone(definition, PlanSelection(sizes=("small",)))
-    case = JudgedCase(
-        entry=entry,
-        definition=definition,
-        op=op,
-        planned=entry.cases[0].model_copy(update={"case": subject.case}),
-        records={},
-        inputs=subject.inputs,
-        results={
-            "right": CaseResult(outputs=right),
-            "wrong": CaseResult(outputs={**right, "residual": subject.tensor("residual")}),
-        },
-    )
-    made = LargeCase(case).rulings(torch.device("cpu"))
+    given = {"right": right, "wrong": {**right, "residual": subject.tensor("residual")}}
+    made = LargeCase(judged_case(subject, given)).rulings(CPU)
     assert {name: one.verdict for name, one in made["right"].items()} == dict.fromkeys(right, Verdict.PASS)
     assert made["wrong"]["residual"].verdict is Verdict.FAIL
 
@@ -324,21 +326,9 @@ def test_without_figures_a_large_case_has_the_same_gate_and_tells_of_failures_al
     subject = solve(definition, Case("large", "large", {"batch_size": 9}, 0, {}))
     right = op.baseline(definition, subject.inputs)
     outputs = {"right": right, "wrong": {name: value * 1.5 for name, value in right.items()}}
-    entry = planned_alone(definition, PlanSelection(sizes=("small",)))
     for name, given in outputs.items():
-        case = JudgedCase(
-            entry=entry,
-            definition=definition,
-            op=op,
-            planned=entry.cases[0].model_copy(update={"case": subject.case}),
-            records={},
-            inputs=subject.inputs,
-            results={name: CaseResult(outputs=given)},
-        )
-        made = [
-            LargeCase(case, figures=figures).rulings(torch.device("cpu"))[name]["output"]
-            for figures in (True, False)
-        ]
+        case = judged_case(subject, {name: given})
+        made = [LargeCase(case, figures=figures).rulings(CPU)[name]["output"] for figures in (True, False)]
         assert made[0].details["gate"] == made[1].details["gate"]
         assert bool(made[1].details.get("worst")) == (name == "wrong")
 

@@ -13,6 +13,9 @@ class Verdict(StrEnum):
     SKIP = "skip"
 
 
+WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
+
+
 class Grade(StrEnum):
     """How strong the proof is that a passing reference is right, strongest first."""
 

@@ -34,7 +34,7 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.programs import available_memory
-from traceproof.reasons import Error, Skip, Unavailable, Verdict
+from traceproof.reasons import WORST_FIRST, Error, Skip, Unavailable, Verdict
 from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
 from traceproof.run.case import CPU, drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.inits import filled
@@ -61,7 +61,6 @@ from traceproof.stacks import MAIN, STACKS, TAGGED
 
 MANY_CALLS = 32  # calls before the second run whose bits are compared: from this number to twice as many
 PATIENCE = 2  # timeouts of an implementation in a definition after which its other cases are not run
-WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 # A case of up to this memory takes a CPU less than two seconds in float64, mostly less than a crowded GPU.
 ORACLE_HOST_BYTES = 512 << 20
 Call = Callable[[JudgedCase], CaseResult]  # of untrusted code: calls it for a drawn case

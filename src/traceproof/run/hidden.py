@@ -38,7 +38,8 @@ def hidden_seed(results: Path) -> int:
     try:
         return int(read_regular(path, most=100).decode("ascii")) % (1 << BITS)
     except (BorderError, ValueError):
-        write_text(path, f"{(drawn := secrets.randbits(BITS))}\n")
+        drawn = secrets.randbits(BITS)
+        write_text(path, f"{drawn}\n")
         return drawn
 
 

@@ -199,9 +199,9 @@ def _unchanged(
 ) -> bool:
     """Whether a definition and its path are as they were when planned, and no workload file adds cases."""
     definition, there = entry.definition, earlier.path == printable(entry.path.as_posix())
-    lines = selection.workloads and definition.name in tree.workload_files
-    same = json.dumps(earlier.definition) == json.dumps(definition.as_json())  # in text, inputs have an order
-    return same and there and not lines
+    if not there or (selection.workloads and definition.name in tree.workload_files):
+        return False
+    return json.dumps(earlier.definition) == json.dumps(definition.as_json())  # in text, inputs have an order
 
 
 def _definition_plan(
@@ -320,11 +320,10 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     drawn += op.boundaries(definition, seed=selection.seed) if selection.boundaries and not unknown else ()
     planned = [made(replace(case, id=prefix + case.id)) for case in drawn]
     for line in lines:
-        workload, lacks = (
-            line.trace.workload,
-            f"{line.path}:{line.line}: no {[*line.missing, ''][0]} in the dataset",
-        )
-        skip = Unavailable(Skip.BLOB_MISSING, lacks) if line.missing else None
+        workload, skip = line.trace.workload, None
+        if line.missing:
+            lacks = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
+            skip = Unavailable(Skip.BLOB_MISSING, lacks)
         inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
         name, axes = f"workload-{workload.uuid}", dict(workload.axes)
         planned.append(made(Case(name, WORKLOADS, axes, selection.seed, {"inputs": inputs}), skip))

@@ -129,7 +129,8 @@ class Float64(PlainMode):
                 self._decided[_key(one)] = StorageWeakRef(one.untyped_storage())
 
     def _buffers(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        key, kept = _key(tensor), self._kept.get(_key(tensor))
+        key = _key(tensor)
+        kept = self._kept.get(key)
         if kept is not None and kept[1] == tensor.dtype:
             return kept[2], kept[3]
         if len(self._kept) % PURGED == PURGED - 1:
@@ -289,8 +290,9 @@ def _products(func: Any, *args: Any, **named: Any) -> Any:
 
 
 def _sums(func: Any, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    over = [rest[0]] if rest and isinstance(rest[0], int) else list(rest[0] or ()) if rest else []
-    return func(value.flip(over or list(range(value.dim()))), *rest, **named)
+    dims = rest[0] if rest else None
+    over = [dims] if isinstance(dims, int) else list(dims or range(value.dim()))
+    return func(value.flip(over), *rest, **named)
 
 
 def _along(func: Any, value: torch.Tensor, dim: int, *rest: Any, **named: Any) -> Any:

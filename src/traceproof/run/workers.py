@@ -186,6 +186,7 @@ class Worker:
         """Its answer, or how it ended: it is killed if it takes too long or too much memory."""
         assert self._channel is not None
         end, most = time.monotonic() + seconds, self._limits.memory_bytes
+        bound = self._baseline + most if most is not None and self._baseline else None
         said: dict[str, Any] = {TOLD: ""}
         try:
             while TOLD in said:
@@ -193,8 +194,7 @@ class Worker:
                     if time.monotonic() >= end:
                         self.close()
                         return Reply(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
-                    used = status_bytes(self._pid, b"RssAnon:", b"RssShmem:") - self._baseline
-                    if most is not None and self._baseline and used > most:
+                    if bound is not None and status_bytes(self._pid, b"RssAnon:", b"RssShmem:") > bound:
                         self.close()
                         return Reply(status=Status.MEMORY, message=f"took more than {most} bytes of memory")
                 said = json.loads(self._channel.recv_bytes())

@@ -9,11 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 from traceproof.dataset.definition import Definition
 from traceproof.judge.octaves import OCTAVES
 from traceproof.publish.verified import Verdicts, Verification, verification
-from traceproof.reasons import Verdict
+from traceproof.reasons import WORST_FIRST, Verdict
 from traceproof.run.schema import IMPLEMENTATIONS, PAIR, WHOLE, PlannedDefinition, VerdictRow, environment_of
 from traceproof.stacks import distribution
 
-WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 LARGEST = 5  # passing rows nearest to their limits that are shown beside findings
 
 
