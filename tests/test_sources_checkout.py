@@ -279,28 +279,22 @@ def test_a_failed_update_leaves_the_checkout_as_it_was(tmp_path: Path, upstream:
 
 
 def kill_at(seconds: float, target: Path, url: str, commit: str) -> bool:
-    """Start a clone in a process of its own and kill it with every git that it started; whether it still ran."""
+    """Start a clone in a process group of its own and kill the group, git included; whether it still ran."""
     process = subprocess.Popen([sys.executable, "-c", CLONE, str(target), url, commit], start_new_session=True)
     time.sleep(seconds)
     running = process.poll() is None
-    children = descendants(process.pid)
-    for pid in (process.pid, *children):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    if running:
+        os.killpg(process.pid, signal.SIGKILL)  # at once: a git that is just being started belongs to the group
     process.wait()
-    while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
+    while any(group_of(stat) == process.pid for stat in Path("/proc").glob("[0-9]*/stat")):
         time.sleep(0.01)
     return running
 
 
-def descendants(pid: int) -> list[int]:
-    found = []
+def group_of(stat: Path) -> int:
+    """Process group of a process that has not ended, or 0."""
     try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:
-        return []
-    for child in map(int, text.split()):
-        found += [child, *descendants(child)]
-    return found
+        state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if state in "XZ" else int(group)
