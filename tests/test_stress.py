@@ -158,7 +158,7 @@ def test_a_kernel_gets_more_elements_than_32_bits_count(definition: Definition, 
     assert op.of_form(definition).memory(definition, one) < CHEAP  # what the reference and the oracle need
     one = nearer(definition, one)
     subject = solve(definition, one)
-    given = found.spread(definition, one, subject.inputs)
+    given = found.enlarge(definition, one, subject.inputs)
     outputs = variants_of(definition.op_type)[0].make(replace(subject, inputs=given))
     assert outputs is not None
     assert not refused(subject, found.kept(definition, one, outputs))
@@ -169,7 +169,7 @@ def test_a_slot_whose_address_wraps_is_refused(name: str) -> None:
     definition = OURS[name]
     one, found = nearer(definition, case(definition, "stress-far")), enlarged(definition)
     subject = solve(definition, one)
-    given = found.spread(definition, one, subject.inputs)
+    given = found.enlarge(definition, one, subject.inputs)
     (slots,) = found.slots
     named, size = given[slots], one.params[far.SIZE]
     assert isinstance(named, torch.Tensor)

@@ -315,7 +315,7 @@ class Attention(Op):
         shared: dict[str, Any] = {
             "uneven": "d",
             "requires": unfit,
-            "apart": False,
+            "independent_rows": False,
             "gates": GATES,
             "lossless": equal_keys,
             # No NaN in keys and values: kernels may multiply those that a query does not see by zero.

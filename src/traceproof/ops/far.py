@@ -60,7 +60,7 @@ class Far:
         counts = ((math.prod(definition.shape_of(spec, grown) or ()), spec.dtype.bits) for spec in tensors)
         return self.copies * sum(count * bits // 8 for count, bits in counts)
 
-    def spread(self, definition: Definition, case: Case, inputs: Values) -> Values:
+    def enlarge(self, definition: Definition, case: Case, inputs: Values) -> Values:
         """The inputs with the axis enlarged, as a kernel gets them."""
         return {name: self._grown(definition, name, value, case) for name, value in inputs.items()}
 

@@ -72,7 +72,7 @@ class Op:
         # What the driver reads, which has no PyTorch.
         # whether its references take the longest, so that the end of a run waits for them: they start first, and
         # more of them run side by side
-        long: bool = False,
+        slow: bool = False,
         # ground truths that compile something in most cases' calls; they start first
         compiles_late: Sequence[str] = (),
         staged: bool = False,  # its definitions have a tag `stage:<stage>`
@@ -86,17 +86,17 @@ class Op:
         # sizes of var axes other than the rows', by letter: a list that cases cycle through, or a function of the
         # sizes of other letters and of const axes by name
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
-        # cases in addition to the ordinary ones, by name: the `scale`, `offset` or `outlier` of inputs in `data`
+        # cases in addition to the ordinary ones, by name: `scale`, `offset` or `outlier` of `adversarial_inputs`
         adversarial: Mapping[str, Mapping[str, Any]] = ADVERSARIAL,
         extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
-        data: Iterable[str] = (),  # inputs that these change; empty: all with two axes or more
+        adversarial_inputs: Iterable[str] = (),  # inputs that these change; empty: all with two axes or more
         draws: Mapping[str, DrawInput] = NOTHING,  # how inputs that are not normal values are drawn
         absent: Collection[str] = (),  # optional inputs that no case gives
         # changes the drawn tensors, a dict by declared names, as the case's params say
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
         requires: Callable[[Definition], str | None] = lambda _: None,  # what else of a definition is unsupported
         tile: int = 0,  # rows of the case edge-tile, which fill a tile; 0: no such case
-        apart: bool = True,  # whether rows (the first axis of the outputs) are independent of each other
+        independent_rows: bool = True,  # whether rows (first axis of outputs) do not depend on each other
         coupled: bool = False,  # whether a part of a batch may have other results alone than in the batch
         # what hidden cases put into inputs, where correct kernels agree, and into which inputs; no names: all of
         # floating point. None: UNUSUAL, if rows are independent and outputs are judged by their numbers
@@ -122,18 +122,19 @@ class Op:
         # function of the row's width. A naive computation is often exact there, and correct kernels are not
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         mutants: Sequence[Mutant] = (),  # bugs that a kernel could have
-        others: Sequence[Op] = (),  # ops of further forms, tried first, that share only mutants with these
+        other_forms: Sequence[Op] = (),  # ops of further forms, tried first, that share only mutants with these
     ) -> None:
         self.op_type, self.forms, self.family, self.rules = op_type, forms, family, rules
-        self.long, self.compiles_late, self.staged, self.without_api = long, compiles_late, staged, without_api
+        self.slow, self.compiles_late, self.staged, self.without_api = slow, compiles_late, staged, without_api
         self.scalars, self.sizes, self.adversarial, self.extremes = scalars, sizes, adversarial, extremes
         self.absent = absent
-        self.data, self.draws, self.adjust, self.requires = frozenset(data), draws, adjust, requires
-        self.tile, self.apart, self.coupled, self.spread, self.far = tile, apart, coupled, unusual, far
+        self.adversarial_inputs, self.unusual_inputs = frozenset(adversarial_inputs), unusual
+        self.draws, self.adjust, self.requires = draws, adjust, requires
+        self.tile, self.independent_rows, self.coupled, self.far = tile, independent_rows, coupled, far
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
         self.inputs_unread, self.positive, self.writes = unread, positive, writes
-        self.mutants, self.others, self.uneven, self.synonyms = mutants, others, uneven, synonyms
+        self.mutants, self.other_forms, self.uneven, self.synonyms = mutants, other_forms, uneven, synonyms
         self.sizes_in_numbers = sizes_in_numbers or self.sizes_in_numbers
         self.truths: dict[str, list[Adapter]] = {}  # by ground truth: its calls, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
@@ -193,9 +194,9 @@ class Op:
             return dict(zip(definition.outputs, parts, strict=False))
 
     def of_form(self, definition: Definition) -> Op:
-        """This op or the one of `others` whose form a definition has, in the definition's names (`named`)."""
+        """This op or the one of `other_forms` whose form a definition has, in the definition's names (`named`)."""
         own, nearly = self.named(definition), []
-        for op in (one.named(definition) for one in self.others):
+        for op in (one.named(definition) for one in self.other_forms):
             try:
                 op.form(definition)
             except Unsupported:
@@ -221,11 +222,11 @@ class Op:
             return self
         found = copy(self)
         found.names, found.forms = names, tuple(form.named(names) for form in self.forms)
-        found.data = frozenset(names.get(name, name) for name in self.data)
+        found.adversarial_inputs = frozenset(names.get(name, name) for name in self.adversarial_inputs)
         found.lossless = lambda one: {names.get(name, name): value for name, value in self.lossless(one).items()}
-        if self.spread is not None:
-            found.spread = {
-                kind: [names.get(one, one) for one in befallen] for kind, befallen in self.spread.items()
+        if self.unusual_inputs is not None:
+            found.unusual_inputs = {
+                kind: [names.get(one, one) for one in befallen] for kind, befallen in self.unusual_inputs.items()
             }
         found.inputs_summed = tuple(names.get(name, name) for name in self.inputs_summed)
         for table in ("scalars", "draws", "gates", "roundings", "inputs_unread"):
@@ -273,7 +274,7 @@ class Op:
                 with suppress(KeyError):  # it follows from an axis that is var
                     if size(known) != known[one]:
                         return f"{letters[one]} is {known[one]}, and {size(known)} by the other axes"
-        if self.apart and self._rows(definition) is None:
+        if self.independent_rows and self._rows(definition) is None:
             return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
         return f"the axes {unsized} are var" if unsized else None
 
@@ -286,7 +287,7 @@ class Op:
     def row_axis(self, definition: Definition) -> str | None:
         """The first axis of all outputs, if it is var and its rows are independent; else None."""
         first = {(spec.shape or ("",))[0] for spec in definition.outputs.values()}
-        return self._rows(definition) if self.apart and len(first) == 1 else None
+        return self._rows(definition) if self.independent_rows and len(first) == 1 else None
 
     def settled(self, definition: Definition, case: Case) -> Case:
         """The case with the sizes of axes that are functions of other axes (`sizes`)."""
@@ -376,7 +377,7 @@ class Op:
         """
         rows = self.row_axis(definition)
         shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
-        names = [name for name in shapes if self._befallen(name, shapes[name]) and name not in self.draws]
+        names = [name for name in shapes if self._is_adversarial(name, shapes[name]) and name not in self.draws]
         outliers = any("outlier" in params for params in self.adversarial.values())
         if rows is not None and names and outliers and type(self) is Op:
             plain = next(case for case in self.cases(definition, sizes=("medium",), seed=seed) if not case.params)
@@ -421,9 +422,9 @@ class Op:
         axes = {axis for spec in definition.outputs.values() for axis in spec.shape or ()}
         return self.row_axis(definition) is not None or axes.isdisjoint(definition.var_axes)
 
-    def _befallen(self, name: str, shape: Sequence[object]) -> bool:
+    def _is_adversarial(self, name: str, shape: Sequence[object]) -> bool:
         """Whether adversarial cases change an input."""
-        return name in self.data if self.data else len(shape) > 1
+        return name in self.adversarial_inputs if self.adversarial_inputs else len(shape) > 1
 
     def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
         """Values that hidden cases put into inputs (`run.case.put_unusual`), each with the inputs' names."""
@@ -433,7 +434,7 @@ class Op:
         if any(isinstance(kind, Exact) for kind in kinds):  # NaN may have other bits
             usual = {value: names for value, names in usual.items() if value in {"large", "small"}}
         wide = wide_of(definition)
-        declared = usual if self.spread is None else self.spread
+        declared = usual if self.unusual_inputs is None else self.unusual_inputs
         return {
             value: found
             for value, names in declared.items()
@@ -450,7 +451,7 @@ class Op:
         exact = [kind.order is None for kind in kinds if isinstance(kind, Exact)]
         numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds) and all(exact)
         wide = wide_of(definition)
-        names = (self.spread or {}).get(SEEN, wide if numeric and self.spread != {} else ())
+        names = (self.unusual_inputs or {}).get(SEEN, wide if numeric and self.unusual_inputs != {} else ())
         # PyTorch's own attention hides NaN of queries with few keys; an op with a state is no softmax attention.
         quiet = () if any("state" in name for name in definition.inputs) else QUERIES
         return [name for name in wide if name in names and name not in {*quiet, *self.judged(definition)}]
@@ -530,7 +531,7 @@ class Op:
             return drawn
         dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
-        params = case.params if self._befallen(name, shape) else {}
+        params = case.params if self._is_adversarial(name, shape) else {}
         scale = float(params.get("scale", 1.0))
         made = draw.normal(name, shape, dtype if plain else torch.float32, scale=scale)
         if "offset" in params:

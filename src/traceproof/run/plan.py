@@ -146,7 +146,7 @@ def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
     facts = registry.get(planned.op_type)
     # On a GPU several definitions at a time: Python that launches small kernels leaves most of it idle.
     draws, many = any(case.trials for case in cases), len(planned.definitions) >= MANY
-    most = DRAWING_PARALLEL if draws else schema.PARALLEL if facts.long or many else FEW_PARALLEL
+    most = DRAWING_PARALLEL if draws else schema.PARALLEL if facts.slow or many else FEW_PARALLEL
     if not gpu:  # a sampler's reference takes longest of all there
         most = FEW_PARALLEL if draws else 1
     parallel = max(1, min(most, len(planned.definitions)))

@@ -301,7 +301,7 @@ class Runner:
         """The inputs that the ground truth gets: full-size tensors in a far case."""
         placed = place(drawn, self.device)
         enlarged = self.op.enlarged(self.definition) if far.SIZE in case.params else None
-        return placed if enlarged is None else enlarged.spread(self.definition, case, placed)
+        return placed if enlarged is None else enlarged.enlarge(self.definition, case, placed)
 
 
 def notes_of(

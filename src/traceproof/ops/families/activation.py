@@ -272,7 +272,7 @@ CAUSAL_CONV1D = Op(
     Form("x[b c] conv_state[b c w] weight[c w] bias[c]? -> output[b c] new_state[b c w]", conv),
     family="convolution",
     sizes={"l": (5, 1, 33, 4, 70)},
-    data=("x", "conv_state"),
+    adversarial_inputs=("x", "conv_state"),
     # Not weights, which may meet the zeros before a sequence, or nothing.
     unusual={**dict.fromkeys(("nan", "inf"), ("x", "bias")), **dict.fromkeys(("large", "small"), ())},
     lossless=lambda _: {

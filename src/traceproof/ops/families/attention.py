@@ -27,7 +27,7 @@ GQA_PAGED = Attention(
     "gqa_paged",
     Form(f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} {BENT} -> output[t h e] lse[t h]", attention),
     family="gqa",
-    long=True,
+    slow=True,
     staged=True,
 )
 END_TO_END = Form(
@@ -89,7 +89,7 @@ MLA_PAGED = Attention(
         attention,
     ),
     family="mla",
-    others=(KEY_PARTS,),
+    other_forms=(KEY_PARTS,),
     uneven="c",
     staged=True,
 )

@@ -399,9 +399,9 @@ SHARED: dict[str, Any] = {
     "adversarial": {**ADVERSARIAL, "faint": {"scale": 2.0**-16}},
     "draws": dict.fromkeys(WHOLES, between(200.0, 400.0)),  # of the size of 2,688 (448 * 6) / the largest value
     "scalars": {"sf_vec_size": None},
-    "data": ROWS,
+    "adversarial_inputs": ROWS,
     "exact_on_gpu": lambda _: False,  # kernels may multiply by an inexact reciprocal
-    "apart": False,  # tiles hold the scales of many rows
+    "independent_rows": False,  # tiles hold the scales of many rows
     "tile": 128,
     "positive": WHOLES,
 }
@@ -568,7 +568,7 @@ QUANTIZATION = coded(
         Mutant("slots taken around the pages", applies=has("slot_mapping"), wrapped=True),
         Mutant("scales behind each token's data", applies=has("latent_kv"), records=True),
     ),
-    others=(
+    other_forms=(
         coded("quantization", MXFP8, {"input[m k] -> quantized[m k] scales[s]": of_rows("input")}, lay=swizzle),
         coded("quantization", MXFP4, {"a[m k] -> quantized[m p] scales[s]": of_rows("a")}, lay=swizzle),
         coded(
@@ -610,7 +610,7 @@ QUANTIZE_FP4 = coded(
     {OF_ROWS: lambda wide, _: (wide["input"], 1 / wide["global_scale"], None)},
     draws={"global_scale": between(1 / 400, 1 / 200)},
     lossless=lambda _: {"input": exact_rows, "global_scale": 1 / 64},
-    apart=True,
+    independent_rows=True,
     family="quantisation",
     sizes={"o": (1,)},
     mutants=(*MUTANTS, *OF_TENSORS),
@@ -719,7 +719,7 @@ ACTIVATION_QUANTIZE = gated_in(
         ),
         Mutant("slope of the sigmoid forgotten", applies=has("grad_output"), slope=False),
     ),
-    others=(
+    other_forms=(
         gated_in(rows=True, columns=False),
         gated_in(rows=False, columns=True),
         coded(  # rows of several experts, all of which count
@@ -780,7 +780,7 @@ DEQUANTIZE_FP4 = Op(
     Form(PAGED.format("p t h"), gathered),
     Form(PAGED.format("p h t"), partial(gathered, heads_first=True)),
     family="quantisation",
-    apart=False,
+    independent_rows=False,
     sizes={
         "l": (9, 5, 20, 16),
         "o": (1,),

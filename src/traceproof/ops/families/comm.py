@@ -118,13 +118,13 @@ COMM = Op(
         altered("equal weights", "partial_lse", change=lambda lse: lse * 0),
         altered("the first rank alone", "partial_o", change=lambda x: x[:, :1].expand(x.shape)),
     ),
-    others=(
+    other_forms=(
         Op(
             "comm",
             Form("inp[n h] -> output[m h]", gathered),
             requires=between_ranks("local_rows", "total_rows"),
             sizes={"n": (3, 1, 4, 2), "m": lambda at: at["n"] * at["world_size"]},
-            apart=False,
+            independent_rows=False,
             gates={"output": Exact()},
             mutants=(*OF_COPIES, Mutant("a rank less", count=-1)),
         ),
@@ -133,7 +133,7 @@ COMM = Op(
             Form("inp[n h] -> output[m h]", scattered),
             requires=between_ranks("total_rows", "local_rows"),
             sizes={"n": lambda at: at["m"] * at["world_size"]},
-            apart=False,
+            independent_rows=False,
             mutants=(
                 *OF_COPIES[1:],
                 Mutant("a rank less", count=-1),
@@ -204,7 +204,7 @@ ALL_GATHER_NEXT = Op(
     scalars={**norm.GATED_RESIDUAL_NEXT.scalars, "workspace": 0},
     unread={"workspace": "a buffer"},
     adversarial=norm.GATED_RESIDUAL_NEXT.adversarial,
-    data=("branch",),
+    adversarial_inputs=("branch",),
     adjust=norm.GATED_RESIDUAL_NEXT.adjust,
     mutants=norm.GATED_RESIDUAL_NEXT.mutants,
 )

@@ -210,7 +210,7 @@ def unshared(definition: Definition) -> str | None:
 SHARED: Any = {
     "family": "delta",
     "requires": unshared,
-    "apart": False,
+    "independent_rows": False,
     "coupled": True,
     "scalars": {"scale": 0.2, "output_final_state": 1.0},
     "positive": ("beta", "w"),
@@ -498,7 +498,7 @@ def stepped(op_type: str, *forms: Form) -> Step:
         requires=single_token,
         unread={"num_accepted_tokens": "one, where each sequence has one token"},
         writes=("conv_state", *STATES),  # with or without an output for them
-        apart=False,
+        independent_rows=False,
         coupled=True,
         scalars={"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
         positive=("beta_cache",),
@@ -589,7 +589,7 @@ KDA = Delta(
         " -> output[b s h v] final_state[p h v k] state_checkpoints_out[c h v k]",
         delta,
     ),
-    others=(KDA_STEPS,),
+    other_forms=(KDA_STEPS,),
     **{**SHARED, "sizes": dict.fromkeys("bspumcow", ())},
 )
 PACKED = "initial_state[n h v k]? cu_seqlens[i] scale? -> output[t h v] final_state[n h v k]"

@@ -1044,7 +1044,7 @@ MOE = Experts(
     ),
     family="moe",
     synonyms=routing.SYNONYMS,
-    long=True,
+    slow=True,
     rules=routing.COUNTS,
     draws={
         **dict.fromkeys((*RMS, "gemm1_weights_1", "gemm2_weights_1"), drawn_data),
@@ -1072,7 +1072,7 @@ MOE = Experts(
     lossless=exact_mixture,
     lossless_sizes={"t": 18},  # 18 % 4 is 2, for which `inputs` gives the limits
     positive=("topk_weights", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
-    apart=False,
+    independent_rows=False,
     mutants=(
         altered("gate and up swapped", *GEMM1, change=halves_swapped),
         altered("gemm1's scales transposed", GEMM1[1], change=transposed),
@@ -1351,7 +1351,7 @@ MOE_PREPROCESS = Op(
         taking_turns,
     ),
     family="moe",
-    apart=False,
+    independent_rows=False,
     adversarial={},
     unusual={},
     requires=lambda definition: (
@@ -1365,7 +1365,7 @@ MOE_PREPROCESS = Op(
         Mutant("scales of half after half", scaled=False),
         altered("rows as they were", *GEMM1, change=lambda value: roll(value, 1)),
     ),
-    others=(
+    other_forms=(
         Op(
             "moe_preprocess",
             Form("scales[l r g] group_size -> interleaved_scales[l a b f c]", folded),
@@ -1379,7 +1379,7 @@ MOE_PREPROCESS = Op(
                 "f": lambda _: 16,
                 "c": lambda _: 16,
             },
-            apart=False,
+            independent_rows=False,
             draws={"scales": ANY_BYTES},
             adversarial={},
             unusual={},
@@ -1459,7 +1459,7 @@ FINALISED: dict[str, Any] = {
     },
     "scalars": {"eps": 1e-5, "gain_center": 1.0, "weight_before_norm": 1, "workspace": 0},
     "sizes": {"r": (24, 9, 17)},
-    "data": ("routed_rows",),
+    "adversarial_inputs": ("routed_rows",),
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     "draws": {"permuted_idx": some_rows, "route_weights": between(0.05, 0.55)},
     "unusual": {},

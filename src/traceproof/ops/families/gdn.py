@@ -344,13 +344,13 @@ GDN = GatedDeltaRule(
     MTP,
     PREFILL,
     family="gdn",
-    others=(GDN_STEPS,),
-    long=True,
+    other_forms=(GDN_STEPS,),
+    slow=True,
     compiles_late=("flashinfer", "fla", "sglang"),
     staged=True,
     requires=unshared,
     sizes=dict.fromkeys("nspi", ()),  # set by the cases
-    apart=False,
+    independent_rows=False,
     # No decay, rates of 1, one-hot keys and small whole numbers: chunks in bfloat16 are exact as well.
     lossless=lambda definition: (
         {}

@@ -225,7 +225,7 @@ CODED_FACTS: dict[str, Any] = {
     "coupled": True,
     "unread": UNREAD,
     "sizes": {**dict.fromkeys("tpicbs", ()), "o": (1,), **PACKED},
-    "apart": False,
+    "independent_rows": False,
     "gates": {
         **dict.fromkeys(("paged_k_cache_out", "paged_v_cache_out", "ckv_cache_out"), CODES[E2M1]),
         **dict.fromkeys(
@@ -289,8 +289,8 @@ PAGE_APPEND = PageAppend(
     unread=UNREAD,
     sizes=dict.fromkeys("tpicbs", ()),
     gates={f"{name}_out": Exact() for name in CACHES},
-    apart=False,
-    others=(CODED_PAGES, CODED_LATENT, CODED_SLOTS),
+    independent_rows=False,
+    other_forms=(CODED_PAGES, CODED_LATENT, CODED_SLOTS),
     mutants=(
         altered("pages in their own order", "kv_indices", change=lambda pages: torch.arange(len(pages))),
         Mutant("one row further", inputs=lambda wide: within(wide, 1)),
@@ -623,7 +623,7 @@ MHC_PRE = Op(
     positive=("sqrsum",),
     adversarial={"tiny": {"scale": 2.0**-5}, "offset": {"offset": 2.0}},
     unusual={},  # a NaN reaches many outputs of its token
-    data=("residual", "dot_mix"),
+    adversarial_inputs=("residual", "dot_mix"),
     mutants=(
         altered("rms eps x 10", "rms_eps", change=lambda eps: eps * 10),
         altered("pre eps dropped", "mhc_pre_eps", change=lambda _: 0.0),

@@ -174,7 +174,7 @@ MAMBA_SSU = MambaSsu(
         "dt_bias": 0.0,
     },
     wide_gate=FAST_STATE,
-    apart=False,
+    independent_rows=False,
     unusual={"nan": ("state", "x"), "large": ("state", "x", "dt"), "small": ("state", "x")},
     mutants=(
         STALE,
@@ -382,7 +382,7 @@ MAMBA_SSD_COMBINED = Combined(
         **dict.fromkeys(("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"), scanned),
         **dict.fromkeys(("seq_idx", "chunk_indices", "chunk_offsets"), packing),
     },
-    apart=False,
+    independent_rows=False,
     coupled=True,
     # All decays within a token, so that bfloat16 holds the states' eight bits; a softplus or SiLU of 64 is 64.
     lossless=lambda _: {
@@ -457,7 +457,7 @@ MAMBA = Stepped(
     # A state may lose 67 times the baseline's error in 16 tokens, 4.2 in one; SGLang's has 2.6 (H200, 18 cases).
     wide_gate=replace(FAST_STATE, factor=8.0, reference_factor=2.0),
     writes=("state",),
-    apart=False,
+    independent_rows=False,
     unusual=dict.fromkeys(("nan", "large"), ("state",)),
     mutants=(*OF_GATES, altered("state ignored", "state", change=lambda state: state * 0)),
 )

@@ -122,7 +122,7 @@ PRE_ATTENTION = PreAttention(
         pre_attention,
     ),
     family="minimax",
-    apart=False,
+    independent_rows=False,
     coupled=True,
     scalars={"eps": 1e-5, "qk_eps": 1e-5},
     sizes={
@@ -132,7 +132,7 @@ PRE_ATTENTION = PreAttention(
         "r": (9,),
         "s": (17,),
     },
-    data=("x",),
+    adversarial_inputs=("x",),
     draws=dict.fromkeys(
         ("adaln_index", "adaln_scale", "adaln_shift", "rope_positions", "rope_cos_sin", "qkv_weight"), drawn
     ),
@@ -189,7 +189,7 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
             "o": (1,),
             "s": lambda at: swizzled_size(at["m"] * at["a"] * at["c"], at["d"] // scheme.width),
         },
-        apart=False,
+        independent_rows=False,
         coupled=True,
         draws={"out_global_scale": between(200.0, 400.0)},
         lossless=lambda _: {**dict.fromkeys("qkv", exact_rows), "out_global_scale": 64.0, "out_q": 0.0},
@@ -212,5 +212,5 @@ PACK = packed(
         Mutant("values first", act=lambda parts: parts.flip(2)),
         Mutant("heads of the next rank", act=lambda parts: parts.roll(1, 1)),
     ),
-    others=(packed(MXFP8, "d", "out_global_scale"),),
+    other_forms=(packed(MXFP8, "d", "out_global_scale"),),
 )

@@ -146,11 +146,11 @@ RMSNORM = Op(
         rmsnorm,
         constants=("eps",),
     ),
-    others=(NORMED_CODES,),
+    other_forms=(NORMED_CODES,),
     synonyms={"hidden_states": "input", "output": "out"},
     scalars={"eps": 1e-5, "scale": 0.75},
     family="rmsnorm",
-    long=True,
+    slow=True,
     rules=(
         epsilon(
             "norm.rmsnorm",
@@ -607,7 +607,7 @@ GATED_RESIDUAL = Op(
         definition, "branch", residual=full(0), weight=0.0, alpha=full(0), beta=full(0)
     ),
     exact_on_gpu=power_of_two,
-    data=("branch",),
+    adversarial_inputs=("branch",),
     mutants=(
         Mutant("eps x 10", norm=with_eps(10)),
         Mutant("eps dropped", norm=with_eps(0)),
@@ -681,7 +681,7 @@ GATED_RESIDUAL_NEXT = Op(
     ),
     exact_on_gpu=power_of_two,
     adversarial={**ADVERSARIAL, "faint": {"faint": 2e-3}},
-    data=("branch",),
+    adversarial_inputs=("branch",),
     adjust=faint,
     mutants=(
         Mutant("first eps x 10", post=with_eps(10)),

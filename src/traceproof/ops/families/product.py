@@ -243,7 +243,7 @@ GEMM = Gemm(
     "gemm",
     **EXACT,
     family="gemm",
-    long=True,
+    slow=True,
     requires=in_floats,
     mutants=(
         *MUTANTS[:4],
@@ -425,7 +425,7 @@ GEMM_BF16 = Op(
     scalars={"use_pdl": 1},
     unread={"buffer": "a buffer", "use_pdl": "a flag"},
     unusual={**UNUSUAL, SEEN: ("A", "B", "W", "bias")},
-    data=("A",),
+    adversarial_inputs=("A",),
     gates={"C": Backward()},
     mutants=(
         *MUTANTS,
@@ -438,7 +438,7 @@ BMM_BF16 = Op(
     family="product",
     **EXACT,
     sizes={"m": (3, 1, 17, 8)},
-    data=("A",),
+    adversarial_inputs=("A",),
     gates={"C": Backward()},
     mutants=(
         *MUTANTS,
@@ -460,7 +460,7 @@ SEGMENT_GEMM = Op(
     family="product",
     **EXACT,
     sizes={"b": (1,)},
-    data=("x",),
+    adversarial_inputs=("x",),
     gates={"output": Backward()},
     mutants=MUTANTS,
 )
@@ -528,7 +528,7 @@ BMM_FP8 = Op(
     sizes={"m": (3, 1, 17, 8), "s": (1,)},
     draws={"A_scale": of_tensor, "B_scale": of_tensor},
     adversarial=ADVERSARIAL,
-    data=("A",),
+    adversarial_inputs=("A",),
     gates={"C": Backward()},
     mutants=(
         *MUTANTS,
@@ -639,7 +639,7 @@ def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
         draws={"a_scale": of_block, "b_scale": of_block, "m_indices": some_groups, "masked_m": counts},
         adversarial=ADVERSARIAL,
         unusual={**OF_CODES, SEEN: ("a", "b", "blocks")},
-        data=("a",),
+        adversarial_inputs=("a",),
         gates={"C": Backward()},
         **facts,
     )
@@ -670,7 +670,7 @@ GEMM_FP8 = scaled_by_blocks(
         altered("the first weights for all", "m_indices", change=lambda owner: owner * 0),
         altered("the next tile's weights", "m_indices", change=lambda owner: owner.roll(128)),
     ),
-    others=(
+    other_forms=(
         scaled_by_blocks("a[m k] b[n k] " + SCALED.format(""), sizes=BY_128),
         scaled_by_blocks(
             f"a[m k] b[g n k] {SCALED.format('').replace('[y', '[g y')} m_indices[m]",
@@ -869,7 +869,7 @@ OF_CODED: dict[str, Any] = {
     "family": "product",
     "exact_on_gpu": lambda _: False,
     "adversarial": ADVERSARIAL,
-    "data": ("A",),
+    "adversarial_inputs": ("A",),
     "gates": {"C": Backward()},
 }
 
@@ -885,7 +885,7 @@ def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) ->
         **OF_CODED,
         requires=in_bytes("A", "B", *scales),
         lossless=lambda _: {"A": summable, "B": summable, **unit_scales(scales, 127)},
-        apart=False,
+        independent_rows=False,
         sizes={**rows, "x": tile_size("m", "k", MX_BLOCK, *batch), "y": tile_size("n", "k", MX_BLOCK, *batch)},
         draws=dict.fromkeys(scales, powers),
         mutants=(*CODED_MUTANTS, *BOTH_CODED),
@@ -950,14 +950,14 @@ GEMM_SVDQUANT = Op(
     requires=in_bytes("a", "b", "a_sf", "b_sf"),
     lossless=lambda _: {"d": whole(3), "l1": whole(3), "alpha": 0.5, **unit_scales(("a_sf", "b_sf"), 0x38)},
     exact_on_gpu=lambda _: False,
-    apart=False,
+    independent_rows=False,
     sizes={
         "o": (1,),
         "x": lambda at: swizzled_size(at["m"], at["p"] * 2 // FP4_BLOCK),
         "y": lambda at: swizzled_size(at["n"], at["p"] * 2 // FP4_BLOCK),
     },
     draws={"a": ANY_BYTES, "b": ANY_BYTES, "a_sf": SCALES, "b_sf": SCALES, "alpha": of_tensor},
-    data=("d",),
+    adversarial_inputs=("d",),
     gates={"out": Backward()},
     mutants=(
         *CODED_MUTANTS[3:],
@@ -1023,7 +1023,7 @@ LINEAR_SVDQUANT = Op(
     },
     adversarial={"outlier": {"outlier": 30.0}, "offset": {"offset": 2.0}},
     unusual={"large": ("x",)},
-    data=("x",),
+    adversarial_inputs=("x",),
     # With bfloat16 before quantisation, 4 of 425,984 rows of 128 values err by 15.2 to 17.7 %, slopes by 2.5 %.
     gates={"out": Quantised(rms=0.2, slope=0.04, reason="what is quantised may be kept in bfloat16 before")},
     lossless=lambda _: {

@@ -225,7 +225,7 @@ ANGLED = Op(
     "rope",
     Form(f"q[n a d] k[n b e] pos_ids[n] {ANGLES} -> {TURNED}", angled),
     Form(f"q[n a d] k[n b e] indptr[i] offsets[s] {ANGLES} -> {TURNED}", angled),
-    apart=False,
+    independent_rows=False,
     sizes={"s": (1, 3, 2), "i": lambda sizes: sizes["s"] + 1},
     scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": 32, "interleave": 0},
     draws={"q": heads_drawn, "k": heads_drawn, **dict.fromkeys(("pos_ids", "indptr", "offsets"), placed)},
@@ -293,7 +293,7 @@ QUANTISED: dict[str, Any] = {
     "draws": DRAWS,
     "unusual": {},  # NaN has a code, for which there are no bounds
     "exact_on_gpu": lambda _: False,
-    "apart": False,
+    "independent_rows": False,
     "gates": dict.fromkeys(
         ("q_rope_out", "k_rope_out", "q_nope_out", "k_nope_out", "k_cache", "v_cache"),
         Exact(EITHER, order=E4M3.order),
@@ -390,7 +390,7 @@ ROPE = Rope(
             "all frequencies scaled", "low_freq_factor", "high_freq_factor", change=lambda factor: factor + 1e6
         ),
     ),
-    others=(ANGLED, ROPE_FLAT, ROPE_CODES, ROPE_PAGES),
+    other_forms=(ANGLED, ROPE_FLAT, ROPE_CODES, ROPE_PAGES),
 )
 
 TURNS = tuple(f"flashinfer.rope:apply_{kind}rope{by}" for kind in ("", "llama31_") for by in ("", "_pos_ids"))

@@ -872,7 +872,7 @@ HASHED = Op(
         "tid2eid": table_of_experts,
     },
     adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
-    data=("router_logits",),
+    adversarial_inputs=("router_logits",),
     unread=dict.fromkeys(("num_fused_shared_experts", "routed_scaling_factor"), "of shared experts alone"),
     unusual={},
     gates={"topk_ids": Exact("a table says which")},
@@ -1065,7 +1065,7 @@ PLANS = Op(
         "f": lambda at: at["e"] + 1,
         "o": (1,),
     },
-    apart=False,
+    independent_rows=False,
     draws=dict.fromkeys(("logits", "routing_logits"), ranks),
     lossless=lambda _: dict.fromkeys(("logits", "routing_logits"), sure_ranks),
     adversarial={},
@@ -1126,7 +1126,7 @@ MOE_ROUTING = Op(
         Mutant("the best expert left out", first=1, sums=True),
         Mutant("halves of the logits", score=lambda logits: softmax(logits / 2)),
     ),
-    others=(HASHED, GROUPED, PLANS),
+    other_forms=(HASHED, GROUPED, PLANS),
 )
 FUSED_TOPK = "flashinfer.fused_moe.fused_routing_dsv3:fused_topk_deepseek"
 

@@ -774,7 +774,7 @@ PLACES = Op(
     ),
     adversarial={"again": {}, "more": {}},
     unusual={},
-    apart=False,
+    independent_rows=False,
     gates={"indices": IndexSet()},
     mutants=(
         *OF_LARGEST,
@@ -788,11 +788,11 @@ PLACES = Op(
 SAMPLING = Filtered(
     "sampling",
     Form("probs[n v] top_k[n]? top_p[n]? -> samples[n]", filtered),
-    others=(LEFT, PLACES),
+    other_forms=(LEFT, PLACES),
     family="sampling",
-    long=True,
+    slow=True,
     coupled=True,
-    apart=False,
+    independent_rows=False,
     mutants=MUTANTS,
 )
 DISTRIBUTIONS = Distributions(
@@ -804,9 +804,9 @@ DISTRIBUTIONS = Distributions(
     ),
     sizes={"r": ()},
     requires=roomy,
-    apart=False,
+    independent_rows=False,
 )
-SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=of_chains, apart=False)
+SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=of_chains, independent_rows=False)
 
 # FlashInfer's samplers.
 

@@ -392,7 +392,7 @@ INDEXER = Indexer(
     ),
     requires=packed_otherwise,
     sizes={"p": (), "r": ()},  # set by `cases`
-    apart=False,
+    independent_rows=False,
     gates={"topk_indices": IndexSet()},
     mutants=(
         *SCORING,
@@ -435,7 +435,7 @@ DSA_PAGED = Listed(
     family="dsa",
     staged=True,
     without_api=lambda definition: "sparse_indices" not in definition.inputs,  # the indexer is DeepGEMM's
-    others=(INDEXER,),
+    other_forms=(INDEXER,),
     unusual={},
     mutants=(
         *MUTANTS,
@@ -607,7 +607,7 @@ PAGED_MQA_LOGITS = Logits(
     ),
     family="dsa",
     requires=single,
-    apart=False,
+    independent_rows=False,
     coupled=True,
     sizes={
         "l": (64, 40, 200, 333),
@@ -616,7 +616,7 @@ PAGED_MQA_LOGITS = Logits(
         "p": lambda size: size["b"] * size["m"] + 3,
     },
     adversarial={"tiny": {"scale": 1e-3}},
-    data=("weights",),
+    adversarial_inputs=("weights",),
     draws={**dict.fromkeys(("q", "q_sf", "kv_fused"), bytes_drawn), "block_tables": pages_drawn},
     lossless=lambda definition: (
         {"weights": full(0, most=9, signed=False), "q": single_code} if "q_sf" in definition.inputs else {}
@@ -725,7 +725,7 @@ MSA_TOPK = Largest(
     draws={"num_valid_pages": counts_drawn},
     scalars={"force_begin_blocks": 2, "force_end_blocks": 2},
     sizes={"p": (24, 7, 40, 65)},
-    apart=False,
+    independent_rows=False,
     gates={"block_indices": IndexSet()},
     unusual={},
     mutants=(*OF_LARGEST, Mutant("none forced", applies=has("force_end_blocks"), forced=False)),
@@ -743,7 +743,7 @@ TOPK = Largest(
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),
     family="dsa",
     draws={"seq_lens": counts_drawn, "pre_idx": lambda _, __: None},
-    apart=False,
+    independent_rows=False,
     gates={"indices": IndexSet()},
     unusual={},
     mutants=OF_LARGEST,
