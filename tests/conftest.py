@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from traceproof.sandbox import Pool
 
@@ -32,6 +33,10 @@ WORKER, WORKERS = (os.environ.get(f"PYTEST_XDIST_WORKER{of}", "") for of in ("",
 if WORKER:
     sys.dont_write_bytecode = False  # what one of several processes makes of a file's assertions serves the others
 
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # An eighth of the tests' time went into looking for cycles in what is imported and collected, which stays anyway.
 gc.disable()

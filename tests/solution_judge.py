@@ -22,7 +22,7 @@ from traceproof.solutions.trial import SolutionRun, planned, tried
 
 DATASET = Path(__file__).parent / "dataset"
 whole_tree = cache(read_tree)
-LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
+LIMITS = Limits(seconds=300.0, setup_seconds=300.0, memory_bytes=2 << 30)
 
 
 def candidate(name: str, text: str, *, destinations: bool | None = None) -> Candidate:

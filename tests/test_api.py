@@ -226,20 +226,17 @@ def test_a_file_is_judged_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         traceproof.judge_file(file, "rmsnorm", demand=["error"], **options)
     monkeypatch.setattr(judging, "IDLE_SECONDS", 0.05)
     assert not traceproof.judge_file(file, "rmsnorm", **options)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while api._judge()._worker is not None:  # its processes end, and the next solution starts them again
         assert time.monotonic() < until
         time.sleep(0.05)
     assert not traceproof.judge_file(file, "rmsnorm", **options)
 
 
-def test_importing_it_takes_no_torch_and_no_time() -> None:
+def test_importing_it_imports_nothing_else() -> None:
     text = (
-        "import sys, time; t = time.process_time(); import traceproof; s = time.process_time() - t; "
-        "assert 'torch' not in sys.modules; assert len(traceproof.__all__) <= 8; print(s)"
+        "import sys; had = {*sys.modules}; import traceproof; print({*sys.modules} - had); "
+        "assert len(traceproof.__all__) <= 8"
     )
-    taken = [
-        float(subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout)
-        for _ in range(3)
-    ]
-    assert min(taken) < 0.05
+    done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
+    assert done.stdout == "{'traceproof'}\n"

@@ -164,17 +164,21 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, out: Path) -> dict[str, Rows]:
-    """One run of all of them, a good one before and behind, without the policy that would refuse them."""
-    root = tmp_path_factory.mktemp("dataset")
-    for name, (deed, _) in EXPECTED.items():
-        write(root, rmsnorm(name, hostile(deed)))
-    for name in ("a_good_one", "z_good_one"):
-        write(root, rmsnorm(name))
+    """Runs of all of them, good ones before and behind, without the policy that would refuse them."""
     selection = PlanSelection(sizes=("small",), cases=("small-0",))
-    limits = Limits(seconds=3.0, memory_bytes=1 << 30, output_bytes=1 << 16)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy, "check", lambda *_: [])
-        return Run(root, out, selection=selection, limits=limits).verify()
+    rows: dict[str, Rows] = {}
+    for seconds, kind in ((2.0, "late"), (300.0, "")):
+        root = tmp_path_factory.mktemp("dataset")
+        for name, (deed, expected) in EXPECTED.items():
+            if (expected == {TIMEOUT}) is bool(kind):
+                write(root, rmsnorm(name, hostile(deed)))
+        for name in ("a_good", "z_good"):
+            write(root, rmsnorm(f"{name}_{kind or 'one'}"))
+        limits = Limits(seconds=seconds, memory_bytes=1 << 30, output_bytes=1 << 16)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(policy, "check", lambda *_: [])
+            rows |= Run(root, out / f"run{kind}", selection=selection, limits=limits).verify()
+    return rows
 
 
 @pytest.mark.slow
@@ -192,9 +196,11 @@ def test_it_costs_its_own_case_and_is_no_pass(name: str, rows: dict[str, Rows]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a_good_one", "z_good_one"])
+@pytest.mark.parametrize("name", ["a_good_one", "z_good_one", "a_good_late", "z_good_late"])
 def test_the_others_are_judged_as_ever(name: str, rows: dict[str, Rows]) -> None:
-    assert verdicts(rows[name]) == {PASS}
+    allowed = {PASS, TIMEOUT} if name.endswith("late") else {PASS}  # a busy machine may need as long as is waited
+    assert rows[name]
+    assert verdicts(rows[name]) <= allowed
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from traceproof.sandbox import GIB, Limits
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "traceproof"
-LIMITS = Limits(seconds=60.0, setup_seconds=60.0, memory_bytes=8 * GIB, output_bytes=GIB)
+LIMITS = Limits(seconds=300.0, setup_seconds=300.0, memory_bytes=8 * GIB, output_bytes=GIB)
 PLAIN: dict[str, Any] = {"name": "norm", "description": None, "tags": []}  # says nothing of constants
 
 

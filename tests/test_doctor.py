@@ -83,7 +83,7 @@ class Made:
         program(self.path / "nvidia-smi", f"echo '{SMI}'")
         self.package("torch", TORCH.format(cuda="13.0", init=init))
 
-    def ask(self, seconds: float = 30.0, **config: Any) -> Diagnosis:  # noqa: ANN401 - values of config.yaml
+    def ask(self, seconds: float = 300.0, **config: Any) -> Diagnosis:  # noqa: ANN401 - values of config.yaml
         """The diagnosis."""
         return diagnose(Config.model_validate({"dataset": "anywhere"} | config), root=self.root, seconds=seconds)
 
@@ -234,7 +234,7 @@ def test_room_is_weighed_against_what_is_to_be_installed(machine: Made, monkeypa
 
 
 def test_isolation_is_tried_in_earnest(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = Look(Config.model_validate({"dataset": "anywhere"}), ROOT, 30.0, ())
+    look = Look(Config.model_validate({"dataset": "anywhere"}), ROOT, 300.0, ())
     for gpu in (False, True):
         monkeypatch.setattr(diagnosis, "has_driver", lambda gpu=gpu: gpu)
         found = diagnosis.check_isolation(look).found

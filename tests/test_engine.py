@@ -39,7 +39,7 @@ from traceproof.stacks import MAIN, STACKS, TAGGED
 
 pytestmark = pytest.mark.slow
 
-LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
+LIMITS = Limits(seconds=300.0, memory_bytes=2 << 30)
 PASSED = {("pass", None)}
 TRUTH = STACKS[TAGGED].truths[0].name
 HERE = Environment(name=MAIN, python=sys.executable, record=STACK)

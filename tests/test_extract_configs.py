@@ -407,8 +407,8 @@ def test_jobs_in_forks_end_each_by_itself(tmp_path: Any) -> None:  # noqa: ANN40
             raise ValueError("told on stderr")
         (tmp_path / str(number)).write_text("done")
 
-    found = dict(forked(job, 4, workers=2, seconds=5.0))
-    assert found == {0: "exit status 0", 1: "did not finish in 5 s", 2: "exit status 1", 3: "exit status 0"}
+    found = dict(forked(job, 4, workers=2, seconds=10.0))
+    assert found == {0: "exit status 0", 1: "did not finish in 10 s", 2: "exit status 1", 3: "exit status 0"}
     assert {path.name for path in tmp_path.iterdir()} == {"0", "3"}
 
 

@@ -23,7 +23,7 @@ from traceproof.sandbox.policy import check
 from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
 SEEDS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
-LONGEST = 90.0  # seconds for one definition; planning alone is bounded to 60
+LONGEST = 300.0  # seconds for one definition; planning alone is bounded to 60
 ODD_NUMBERS = [0, 1, -1, 2, 3, 7, 31, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 63, 10**30, 0.5, 1e308, True]
 ODD_TEXTS = [
     "", "x", "../..", "/etc", "a b", "\n", "\x1b[2J", "é", "\ud800", "lambda", "__x__", "1", "a" * 400, "{x}",
@@ -110,7 +110,6 @@ def try_it(value: dict[str, Any]) -> None:
 def test_no_definition_ends_a_run() -> None:
     @settings(
         max_examples=15,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
         database=None,

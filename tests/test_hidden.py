@@ -24,7 +24,7 @@ from traceproof.run.report import table
 from traceproof.run.schema import VerdictRow
 from traceproof.sandbox import Limits, policy
 
-LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
+LIMITS = Limits(seconds=300.0, memory_bytes=1 << 30)
 SELECTION = PlanSelection(sizes=("small",), hidden_seed=123_456_789)
 WRONG = "return norm(hidden_states, weight) * 1.5"
 COUNTED = "\nCALLS = []\n"

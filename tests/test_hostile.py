@@ -106,9 +106,10 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, Rows]:
-    root = tmp_path_factory.mktemp("dataset")
-    for name, (body, _) in HOSTILE.items():
-        write(root, rmsnorm(name, reference(body.replace("OUTSIDE", str(outside)))))
+    root, endless = tmp_path_factory.mktemp("dataset"), tmp_path_factory.mktemp("endless")
+    for name, (body, (_, reason)) in HOSTILE.items():
+        folder = endless if reason == "timeout" else root
+        write(folder, rmsnorm(name, reference(body.replace("OUTSIDE", str(outside)))))
     for name, (head, body, _) in WITH_HEAD.items():
         write(root, rmsnorm(name, reference(body, head=head)))
     write(root, rmsnorm("good"))
@@ -120,8 +121,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, R
     without = json.dumps(rmsnorm("missing_run", "import torch\n"))
     (folder / "missing_run.json").write_text(without, encoding="utf-8")
     (folder / "malformed.json").write_text('{"name": ', encoding="utf-8")
-    limits = Limits(seconds=2.0, memory_bytes=1 << 30, output_bytes=1 << 16)
-    return Run(root, tmp_path_factory.mktemp("results"), limits=limits).verify()
+    rows: dict[str, Rows] = {}
+    for dataset, seconds in ((root, 300.0), (endless, 1.0)):
+        limits = Limits(seconds=seconds, memory_bytes=1 << 30, output_bytes=1 << 16)
+        rows |= Run(dataset, tmp_path_factory.mktemp("results"), limits=limits).verify()
+    return rows
 
 
 @pytest.mark.parametrize("name", HOSTILE)

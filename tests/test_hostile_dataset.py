@@ -195,7 +195,7 @@ def test_a_definition_that_is_odd_is_one(tree: DatasetTree) -> None:
 @pytest.fixture(scope="module")
 def rows(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     out = tmp_path_factory.mktemp("results")
-    limits = Limits(seconds=20.0, memory_bytes=2 << 30)
+    limits = Limits(seconds=300.0, memory_bytes=2 << 30)
     found = Run(root, out, limits=limits, selection=PlanSelection(sizes=("small",), memory_limit=1 << 28)).verify()
     (out / "table.txt").write_text(table(report(sorted((out / "verdicts").glob("*")), out / "s.json", known=None)))
     found["table"] = [{"text": (out / "table.txt").read_text()}]

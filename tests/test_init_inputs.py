@@ -21,7 +21,7 @@ from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import OpTypePlan, PlannedDefinition
 from traceproof.sandbox import Limits, Pool
 
-LIMITS = Limits(seconds=20.0, setup_seconds=60.0)
+LIMITS = Limits(seconds=300.0)
 INIT = """
 import torch
 

@@ -31,7 +31,7 @@ def run(A, B):
 """
 ROOT = Path(__file__).resolve().parent.parent
 SOON = 10.0  # seconds in which everything ends, or as many as it took to begin, on a busy machine; mostly 1
-LONGEST = 120.0  # seconds for a run to get to its references on a busy machine
+LONGEST = 600.0  # seconds for a run to get to its references on a busy machine
 # An import that gets an interrupt and catches it, as a module does that takes any failure for a no.
 CATCHING = """
 import os, signal, sys
@@ -65,7 +65,7 @@ class Started:
 
     process: subprocess.Popen[str]
     out: Path
-    seen: set[int] = field(default_factory=set)  # processes that it started
+    seen: set[tuple[int, str]] = field(default_factory=set)  # processes that it started, and when each began
     soon: float = SOON
 
     @classmethod
@@ -95,24 +95,22 @@ class Started:
 
     def look(self) -> list[str]:
         """Command lines of the processes that it started, and those that they did."""
-        parents = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue  # it ended meanwhile
+        numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        stats = {one: stat for one in numbers if (stat := stat_of(one))}
         found = {self.process.pid}
-        while more := {one for one, parent in parents.items() if parent in found} - found:
+        while more := {one for one, stat in stats.items() if int(stat[PARENT]) in found} - found:
             found |= more
-        self.seen |= found
+        self.seen |= {(one, stats[one][BEGIN]) for one in found & stats.keys()}
         return [command_of(one) for one in found]
 
     def left(self) -> list[str]:
         """Those of the processes seen that are there still, after a moment."""
         deadline = time.monotonic() + self.soon
-        while (found := [one for one in map(command_of, self.seen) if one]) and time.monotonic() < deadline:
+        while True:
+            there = [one for one, begin in self.seen if stat_of(one)[BEGIN:][:1] == [begin]]
+            if not (found := [*filter(None, map(command_of, there))]) or time.monotonic() > deadline:
+                return found
             time.sleep(0.2)
-        return found
 
     def end(self) -> tuple[int, float, str]:
         """Its exit code, the seconds that it took from now, and what it printed."""
@@ -124,6 +122,17 @@ class Started:
             self.process.wait()
             pytest.fail(f"it did not end:\n{self.out.read_text()}")
         return code, time.monotonic() - started, self.out.read_text()
+
+
+PARENT, BEGIN = 1, 19  # places in the fields below: whose child it is, and when it began
+
+
+def stat_of(process: int) -> list[str]:
+    """The fields behind its name in /proc; none: it has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def command_of(process: int) -> str:

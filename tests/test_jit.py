@@ -28,7 +28,7 @@ def test_what_hangs_on_one_long_file_starts_first() -> None:
     assert [module.generator for module in order] == ["gen_sampling", "gen_prefill", "gen_decode"]
 
 
-def built(folder: Path, module: Module, script: str, seconds: float = 30.0) -> str | None:
+def built(folder: Path, module: Module, script: str, seconds: float = 300.0) -> str | None:
     """What comes of a module whose builder is a script."""
     fake = folder / "python"
     fake.write_text(f"#!/bin/sh\n{script}\n")
@@ -106,7 +106,7 @@ def test_memory_bounds_what_is_built_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "seconds", "how"), [("echo said; exit 1", 30.0, "failed"), ("exec sleep 60", 0.2, "timeout")]
+    ("script", "seconds", "how"), [("echo said; exit 1", 300.0, "failed"), ("exec sleep 60", 0.2, "timeout")]
 )
 def test_a_bad_build_says_how_it_ended(script: str, seconds: float, how: str, tmp_path: Path) -> None:
     problem = built(tmp_path, Module("gen_norm"), script, seconds)

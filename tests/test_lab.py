@@ -69,7 +69,7 @@ def tried(definition: Definition, relations: Iterable[Relation], cases: list[Sol
     """What becomes of relations; each has a worker of its own."""
     found = []
     for relation in relations:
-        with loaded(definition, POOL[0], limits=Limits(seconds=60)) as source:
+        with loaded(definition, POOL[0], limits=Limits(seconds=300)) as source:
             found.append(try_relation(relation, cases, source))
     return found
 
@@ -151,7 +151,7 @@ def test_a_planted_violation_breaks_its_relation(definition: Definition, case: s
     assert broken(definition, *filter(None, [case])) == relations
 
 
-LIMITS = Limits(seconds=60, setup_seconds=60)
+LIMITS = Limits(seconds=300, setup_seconds=300)
 
 # Its mutants have every fate: the exponent is killed, the axis is another name for itself, the last factor is lost
 # in bfloat16's rounding, and the branch waits for a batch that no case has.

@@ -70,7 +70,7 @@ def test_folders_of_any_name_are_planned_and_judged(tmp_path: Path) -> None:
         path.write_text("{")
     (tmp_path / "dataset" / "definitions" / "rmsnorm").mkdir()
     (tmp_path / "dataset" / "definitions" / "rmsnorm" / "good.json").write_text(json.dumps(rmsnorm("good")))
-    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=Limits(seconds=20.0)).verify()
+    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=Limits(seconds=300.0)).verify()
     assert verdicts(rows["good"]) == {("pass", None)}
     assert verdicts(rows["x"]) == {("error", "bad_definition")}
     assert len(rows["x"]) == len(FOLDERS)

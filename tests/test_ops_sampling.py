@@ -233,7 +233,7 @@ def right_samplers(weights: list[int], k: int | None, p: Fraction | None) -> Ite
             yield chosen
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     weights=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any),
     k=st.none() | st.integers(-1, 9),

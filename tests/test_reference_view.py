@@ -17,7 +17,7 @@ from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Limits, Pool, Status, policy
 from traceproof.sandbox.isolation import lacking
 
-LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
+LIMITS = Limits(seconds=300.0, memory_bytes=1 << 30)
 SELECTION = PlanSelection(sizes=("small",), cases=("small-0",))
 SOURCE = Path(traceproof.__file__).parent
 # Each looks for something; what it finds must be nothing.

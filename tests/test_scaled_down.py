@@ -25,7 +25,7 @@ from traceproof.run.report import table
 from traceproof.run.schema import each_row
 from traceproof.sandbox import Limits
 
-LIMITS = Limits(seconds=60.0, memory_bytes=2 << 30)
+LIMITS = Limits(seconds=300.0, memory_bytes=2 << 30)
 WIDE = 1 << 14
 OURS = read_tree(Path(__file__).parent / "dataset").definitions
 MIXTURE = OURS["trtllm_fp8_per_tensor_scale_moe_topk1_e16_h512_i512"].definition

@@ -170,7 +170,7 @@ def test_following_imports_no_compiler() -> None:
     subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", program, FLOAT64, OTHER_ORDER], check=True)
 
 
-LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
+LIMITS = Limits(seconds=300.0, setup_seconds=300.0)
 FLOATING = [
     definition
     for op_type in registry.known()

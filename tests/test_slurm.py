@@ -19,7 +19,7 @@ from repository import Ran, Repository, own_dataset
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel")
 ETC = Path("/etc/slurm")
 NODES = ("gpu1", "gpu2", "cpu1", "cpu2")
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 CONFIG = """
 ClusterName=here
 SlurmctldHost=localhost(127.0.0.1)

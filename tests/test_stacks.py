@@ -242,7 +242,7 @@ def test_builders_find_the_stacks_own_programs_first(tmp_path: Path) -> None:
     fake = program(tmp_path / "python", '#!/bin/sh\necho "$PATH"; exit 1\n')
     marks = tmp_path / "built"
     where: dict[str, Any] = {"python": str(fake), "variables": {}, "marks": marks}
-    problem = jit.build("flashinfer", Module("gen_norm"), **where, seconds=30.0, stopped=threading.Event())
+    problem = jit.build("flashinfer", Module("gen_norm"), **where, seconds=300.0, stopped=threading.Event())
     assert problem is not None
     assert problem.partition("\n")[2] == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
 

@@ -309,7 +309,7 @@ def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> No
     of: dict[str, Any] = {"folder": tmp_path / PLACE, "op_type": "rmsnorm", "stack": "torch", "dataset": tmp_path}
     options = ["-k", "test_numerical_correctness or vs_flashinfer", "--test-sizes=small"]
     digests = dict.fromkeys(names, "0" * 32)
-    order = OpTypeTests(**of, digests=digests, options=options, limits=Limits(seconds=120.0))
+    order = OpTypeTests(**of, digests=digests, options=options, limits=Limits(seconds=300.0))
     rows = list(run_tests(order, Environment(name=MAIN, python=sys.executable), parallel=2))
     assert list(dict.fromkeys(row["definition"] for row in rows)) == names
     counts = {name: sum(row["definition"] == name for row in rows) for name in names}

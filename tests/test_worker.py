@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from definitions import rmsnorm
+from worker_misdeeds import ENDED
 from worker_pools import Workers, pool
 
 from traceproof.errors import TraceproofError
@@ -81,7 +82,7 @@ def test_a_session_that_is_interrupted_from_another_thread_starts_no_further_wor
 def test_a_failure_costs_its_own_item(
     workers: Workers, deed: dict[str, object], status: Status, said: str
 ) -> None:
-    limits = Limits(seconds=20, message_bytes=4 * MIB)
+    limits = Limits(message_bytes=4 * MIB)
     first, failed, last = workers.run({"do": "echo", "value": 1}, deed, {"do": "echo", "value": 2}, limits=limits)
     assert (first.value, last.value) == (1, 2)
     assert failed.status is status, failed
@@ -92,7 +93,7 @@ def test_a_failure_costs_its_own_item(
 @pytest.mark.parametrize(
     ("limits", "deed", "statuses", "said"),
     [
-        ({"seconds": 2}, {"do": "loop"}, {Status.TIMEOUT}, "2 s"),
+        ({"seconds": 1}, {"do": "loop"}, {Status.TIMEOUT}, "1 s"),
         ({"memory_bytes": 128 * MIB}, {"do": "allocate_slowly"}, {Status.MEMORY}, ""),
         ({}, {"do": "allocate", "count": 100 << 40}, {Status.MEMORY}, ""),  # as much as no machine has
         ({"processes": 8}, {"do": "fork", "limit": 200}, {Status.PROCESSES}, "8 processes"),
@@ -109,14 +110,16 @@ def test_a_failure_costs_its_own_item(
 def test_a_limit_ends_its_item_alone(
     workers: Workers, limits: dict[str, int], deed: dict[str, object], statuses: set[Status], said: str
 ) -> None:
-    reply, after = workers.run(deed, {"do": "echo", "value": 1}, limits=Limits(**{"seconds": 20, **limits}))
+    begun = workers.pool.session(setup="worker_misdeeds:setup", payload=None, limits=Limits(**limits))
+    with begun as session:
+        reply, after = session.ask(deed), session.ask({"do": "echo", "value": 1}, 60.0)
     assert reply.status in statuses, reply
     assert said in reply.message
     assert after.value == 1
 
 
 def test_the_files_that_it_is_given_do_not_count_as_its_memory(workers: Workers) -> None:
-    limits = Limits(seconds=20, memory_bytes=32 * MIB)
+    limits = Limits(memory_bytes=32 * MIB)
     taken = {Status.MEMORY, Status.ERROR}  # counted, or refused by the kernel
     begun = workers.pool.session(setup="worker_misdeeds:setup", payload=None, limits=limits)
     with begun as session, Shared(64 * MIB) as given:
@@ -232,7 +235,7 @@ def test_a_limit_must_be_positive(field: str) -> None:
 
 
 SETUP = "traceproof.run.trusted:setup"
-LIMITS = Limits(seconds=5.0, memory_bytes=1 << 28)
+LIMITS = Limits(memory_bytes=1 << 28)
 
 
 def obey(item: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what it is told to give
@@ -244,10 +247,10 @@ def obey(item: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what it is told to g
         case "leave":
             os._exit(3)
         case "sleep":
-            time.sleep(60.0)
+            time.sleep(ENDED)
         case "take":
             kept = b"1" * (1 << 29)
-            time.sleep(60.0)
+            time.sleep(ENDED)
             return len(kept)
     return {"pid": os.getpid(), "parent": os.getppid()}
 
@@ -274,7 +277,9 @@ from traceproof.run import entry
 def main():
     told = len([*Path("/proc/self/task").iterdir()])
     entry.TELLING.close()
-    time.sleep(0.2)
+    until = time.monotonic() + 60
+    while len([*Path("/proc/self/task").iterdir()]) > 1 and time.monotonic() < until:
+        time.sleep(0.01)
     print(told, len([*Path("/proc/self/task").iterdir()]))
 
 entry.run(main, log=Path(sys.argv[1]))
@@ -368,7 +373,7 @@ def test_the_end_of_one_that_started_beside_others_is_seen() -> None:
         assert {one.status for one in found} == {Status.ERROR}
         for one in made:
             os.kill(one._pid, signal.SIGKILL)
-            assert one.ask(asked, seconds=5.0).status in {Status.CRASH, Status.ERROR}
+            assert one.ask(asked).status in {Status.CRASH, Status.ERROR}
     finally:
         for one in made:
             one.close()

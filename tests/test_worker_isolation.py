@@ -9,10 +9,10 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from errno import ENOSYS, EPERM
 from pathlib import Path
 
@@ -37,16 +37,21 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
             yield made
 
 
-def running(marker: str) -> list[int]:
-    """Processes that have the marker in their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and marker.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+def running(marker: str) -> bool:
+    """Whether a process has the marker in its command line."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if marker.encode() in file.read_bytes():
+                return True
+    return False
+
+
+def ended(marker: str) -> bool:
+    """Whether none has, after as long as signals take on a busy machine."""
+    deadline = time.monotonic() + 60
+    while (left := running(marker)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not left
 
 
 def test_states_say_of_each_layer_whether_it_holds(workers: Workers) -> None:
@@ -62,7 +67,7 @@ def test_the_supervisors_secrets_are_not_in_the_environment(workers: Workers) ->
 
 
 def test_other_processes_secrets_are_out_of_reach(workers: Workers) -> None:
-    with subprocess.Popen(["/bin/sleep", "60"], env={"TOKEN": SECRET}) as holder:
+    with subprocess.Popen(["/bin/sleep", "infinity"], env={"TOKEN": SECRET}) as holder:
         (looked,) = workers.run({"do": "look_for", "text": SECRET})
         holder.kill()
     hidden = workers.has("process", "user", "landlock")
@@ -97,35 +102,21 @@ def test_nothing_is_written_outside_scratch(workers: Workers, place: str, tmp_pa
     if not workers.has("files", "landlock") and place != "tmp":
         pytest.skip("no layer guards files: this would write into the installation")
     target = folder / f"written-{uuid.uuid4().hex}"
-    wrote, there = workers.run(
-        {"do": "write", "path": str(target)}, {"do": "write", "path": "in-scratch"}, limits=Limits(seconds=20)
-    )
+    wrote, there = workers.run({"do": "write", "path": str(target)}, {"do": "write", "path": "in-scratch"})
     assert there.status is Status.OK, there
     assert target.exists() is not workers.has("files", "landlock")
     assert (wrote.status is Status.ERROR) is workers.has("files", "landlock")
 
 
 def test_a_server_on_this_machine_sees_no_connection(workers: Workers) -> None:
-    seen: list[object] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(20)
-
-        def accept() -> None:
-            connection, address = server.accept()
-            connection.close()
-            seen.append(address)
-
-        listener = threading.Thread(target=accept)
-        listener.start()
+    with socket.create_server(("127.0.0.1", 0)) as server:  # where the kernel keeps what connects
         host, port = server.getsockname()
         (tried,) = workers.run({"do": "connect", "host": host, "port": port})
         shut = workers.has("network", "system_calls", "landlock")
         assert tried.status is (Status.ERROR if shut else Status.OK), tried
-        if shut:
-            assert not seen
-            socket.create_connection((host, port)).close()  # let the listener go
-        listener.join()
-        assert len(seen) == 1
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError) if shut else nullcontext():
+            server.accept()[0].close()
 
 
 def test_killing_the_parent_costs_one_item_at_most(workers: Workers) -> None:
@@ -139,11 +130,11 @@ def test_no_process_is_left_behind(workers: Workers) -> None:
     left, after = workers.run({"do": "leave_behind", "marker": marker}, {"do": "echo", "value": 1})
     assert left.status is Status.OK, left
     assert after.value == 1
-    assert running(marker) == []
+    assert ended(marker)
 
 
 def test_no_processes_allowed_means_none(workers: Workers) -> None:
-    limits = Limits(seconds=20, processes=0)
+    limits = Limits(processes=0)
     forked, ran = workers.run({"do": "fork_quietly"}, {"do": "run_program"}, limits=limits)
     assert (forked.status is Status.ERROR) is workers.has("system_calls")
     assert (ran.status is Status.ERROR) is workers.has("system_calls")
@@ -181,10 +172,7 @@ def test_a_killed_supervisor_leaves_nothing(workers: Workers, tmp_path: Path) ->
         assert running(marker)
         supervisor.send_signal(signal.SIGKILL)
         supervisor.wait()
-        deadline = time.monotonic() + 10
-        while (left := running(marker)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert left == []
+        assert ended(marker)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +194,7 @@ def test_tensors_work_inside_and_too_large_ones_are_refused() -> None:
             {"do": "torch_allocates", "count": 100 << 30},
             {"do": "torch_allocates", "count": 256 * MIB},
             {"do": "ask_torch", "count": 1000},
-            limits=Limits(seconds=30, memory_bytes=64 * MIB),
+            limits=Limits(memory_bytes=64 * MIB),
         )
     assert (small.value, after.value) == (1000, 1000)
     assert large.status is Status.MEMORY, large

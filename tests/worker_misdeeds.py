@@ -15,6 +15,7 @@ from typing import Any
 
 Handler = Callable[[dict[str, Any]], Any]
 MIB = 1 << 20
+ENDED = 60.0  # seconds in which the worker that waits is ended on any machine
 PREPARED: list[int] = []
 
 
@@ -81,7 +82,7 @@ class Deeds:
         held = mmap.mmap(-1, count)
         for at in range(0, count, 4096):
             held[at] = 1
-        time.sleep(0.3)
+        time.sleep(ENDED)
 
     def fill(self, count: int) -> str:
         return "x" * count
@@ -121,7 +122,7 @@ class Deeds:
 
     def signal_self(self, number: int) -> None:
         os.kill(os.getpid(), number)
-        time.sleep(10)
+        time.sleep(ENDED)
 
     def allocate(self, count: int) -> int:
         return len(bytearray(count))
@@ -135,10 +136,10 @@ class Deeds:
         """Start processes that stay, up to the test's own bound."""
         for count in range(limit):
             if os.fork() == 0:
-                time.sleep(60)
+                time.sleep(ENDED)
                 os._exit(0)
             time.sleep(0.002 if count else 0)
-        time.sleep(5)  # long enough for a slow machine's guard to look
+        time.sleep(ENDED)
         return limit
 
     def fork_quietly(self) -> int:
@@ -159,7 +160,7 @@ class Deeds:
     def kill_parent(self) -> str:
         parent = os.getppid()
         os.kill(parent or 1, signal.SIGKILL)
-        time.sleep(0.5)  # a worker dies with its guard, but not in the same instant
+        time.sleep(ENDED)
         return "the signal was sent"
 
     def environment(self) -> dict[str, str]:
@@ -194,10 +195,10 @@ class Deeds:
             for _ in range(count // MIB):
                 file.write(bytes(MIB))
             file.flush()
-            time.sleep(2)
+            time.sleep(ENDED)
 
     def connect(self, host: str, port: int) -> str:
-        with socket.create_connection((host, port), timeout=2):
+        with socket.create_connection((host, port), timeout=ENDED):
             return "connected"
 
     def run_program(self) -> str:
@@ -219,7 +220,7 @@ class Deeds:
                     os.write(int(entry.name), b"\0\0\0\0\0\0\0\5hello")
             except OSError:
                 continue
-        time.sleep(10)
+        time.sleep(ENDED)
 
     def ask_torch(self, count: int) -> int:
         import torch

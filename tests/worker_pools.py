@@ -41,7 +41,7 @@ class Workers:
         limits: Limits | None = None,
         scratch: Path | None = None,
     ) -> list[Reply]:
-        given = {"payload": payload, "limits": limits or Limits(seconds=20), "scratch": scratch}
+        given = {"payload": payload, "limits": limits or Limits(), "scratch": scratch}
         with self.pool.session(setup=f"worker_misdeeds:{setup}", **given) as session:
             return [session.ask(item) for item in items]
 

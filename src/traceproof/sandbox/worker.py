@@ -49,7 +49,7 @@ TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion has a thousand
 MESSAGE_CHARACTERS = 4000
 # Texts of allocators that are out of host or GPU memory; on a CPU PyTorch raises a plain RuntimeError.
 MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
-GUARDS_SECONDS = 0.5  # for those whose supervisor has gone, to end their workers
+GUARDS_SECONDS = 4.0  # for those whose supervisor has gone, to end their workers; less than STOP_SECONDS
 OPEN_FILES = 1024
 # RLIMIT_NPROC counts threads, too; a thread pool starts one per core, and PyTorch has several pools.
 THREADS_PER_CORE = 4
