@@ -16,7 +16,8 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Outputs, Signature, Values, sizes
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Outputs, Signature, sizes
+from traceproof.ops.base import Value, Values
 from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.stacks import STACK_OF, STACKS, Stack
 
@@ -39,10 +40,18 @@ ABSENT = re.compile(
     re.DOTALL,
 )
 OF_XQA = re.compile(r"XQA MLA does not support|only supported by the trtllm-gen backend")  # below SM 10.0
-# Errors for sizes beyond a kernel's own limits, which the definition does not state.
-LIMITED = re.compile(r"must be one of \([\d, ]+\) for the \w+ profile|this kernel caps \w+ at \d+; got")
-OTHER_DTYPE = re.compile(r"^Invalid dtype\b.*\bsupported|\bsupports FP16->FP16\b.*\bgot\b", re.DOTALL)
-NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
+# Errors by which a function refuses a call, whatever the GPU.
+REFUSALS: Mapping[Skip, re.Pattern[str]] = {
+    Skip.PACKAGE_ABSENT: ABSENT,
+    Skip.DTYPE_UNSUPPORTED: re.compile(
+        r"^Invalid dtype\b.*\bsupported|\bsupports FP16->FP16\b.*\bgot\b", re.DOTALL
+    ),
+    # sizes beyond a kernel's own limits, which the definition does not state
+    Skip.UNSUPPORTED: re.compile(
+        r"must be one of \([\d, ]+\) for the \w+ profile|this kernel caps \w+ at \d+; got"
+    ),
+}
+MAY_BE_NONE = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in a parameter's annotation
 Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
 NAMED = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -53,23 +62,23 @@ NAMED = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an input goes: a parameter, or an element of the tuple that it takes."""
+    """Where an input or output goes: a parameter, or an element of the tuple that it takes."""
 
     parameter: str
     element: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
     """How a function is called for a definition."""
 
     inputs: Mapping[str, Place]  # place of each input
-    asked: tuple[str, ...]  # flags, return_<output>, that must be true
-    axes: Mapping[str, str]  # axis of each parameter that takes its size
-    scratch: tuple[str, ...]  # parameters that take memory to work in
-    left: tuple[str, ...]  # parameters without a default that are None where no input is given for them
-    written: Mapping[str, Place]  # outputs that the function writes to an argument, and where that goes
+    written: Mapping[str, Place]  # place of each output that the function writes to an argument
     returned: tuple[str, ...]  # the other outputs, in the order in which it returns them
+    flags: tuple[str, ...]  # parameters return_<output>, which must be true
+    axes: Mapping[str, str]  # axis of each parameter that takes its size
+    workspaces: tuple[str, ...]  # parameters that take memory to work in
+    nullable: tuple[str, ...]  # parameters without a default that are None where no input is given for them
 
 
 def adapter(name: str, definition: Definition) -> Adapter | None:
@@ -134,51 +143,82 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     An input's parameter is the template's, the one of its name, or that in lower case.
     """
     known = inspect.signature(function).parameters
-    lower = {name.lower(): name for name in known}
+    in_lower_case = {name.lower(): name for name in known}
     inputs: dict[str, Place] = {}
     for name in definition.inputs:
-        parameter, element = parameters.get(name, (lower.get(name.lower(), name), None))
+        parameter, element = parameters.get(name, (in_lower_case.get(name.lower(), name), None))
         if parameter in known:
             inputs[name] = Place(parameter, element)
     lost = [name for name, spec in definition.inputs.items() if name not in inputs and not spec.optional]
     if lost:
         return f"no parameter of {getattr(function, '__name__', 'it')} takes {', '.join(lost)}"
-    handles = [name for name, spec in definition.inputs.items() if spec.shape is None and _works_in(name)]
+    handles = [name for name, spec in definition.inputs.items() if spec.shape is None and _is_workspace(name)]
     if handles:
         return f"its {handles[0]} is an object that the definition has as a number"
-    needed = [name for name, one in known.items() if one.default is one.empty and one.kind in NAMED]
-    taken = {place.parameter for place in inputs.values()}
-    sized = {axis for spec in definition.inputs.values() for axis in spec.shape or ()} | {*definition.const_axes}
-    # Arguments that outputs are written to, which may be inputs. One that the function may make itself is left to
-    # it where its dtype or its shape is not known.
-    written: dict[str, Place] = {}
-    gives_all = str(inspect.signature(function).return_annotation).count("Tensor") == len(definition.outputs)
-    for name, spec in definition.outputs.items():
-        input_of_name = "" if gives_all else name.removesuffix("_out")  # `query_out` may be what it returns
-        own = next((one for one in (spec.param or name, name, input_of_name) if one in known), None)
-        made = spec.param == own and spec.dtype in TORCH_DTYPES and sized.issuperset(spec.shape or ())
-        if own is not None and (own in taken or known[own].default is inspect.Parameter.empty or made):
-            written[name] = Place(own)
-        elif own is None and spec.param is not None and spec.param in inputs:
-            written[name] = inputs[spec.param]
-    returned = tuple(name for name in definition.outputs if name not in written)
-    asked = tuple(name for name in map("return_{}".format, definition.outputs) if name in {*known} - taken)
-    given = taken | {place.parameter for place in written.values()}
-    scratch = tuple(name for name in needed if name not in given and _works_in(name))
-    # By its words in any order: `local_num_experts` is the axis `num_local_experts`.
-    by_words = {tuple(sorted(axis.split("_"))): axis for axis in sized}
-    words = {name: tuple(sorted(name.split("_"))) for name in needed if name not in {*given, *scratch}}
-    axes = {name: by_words[one] for name, one in words.items() if one in by_words}
-    left = [name for name in words if name not in axes]
-    unknown = [name for name in left if not NOTHING.search(str(known[name].annotation))]
+
+    written = _written(function, definition, inputs)
+    of_inputs = {place.parameter for place in inputs.values()}
+    filled = of_inputs | {place.parameter for place in written.values()}
+    required = [name for name, one in known.items() if one.default is one.empty and one.kind in NAMED]
+    workspaces = [name for name in required if name not in filled and _is_workspace(name)]
+    rest = [name for name in required if name not in {*filled, *workspaces}]
+    # by words in any order: `local_num_experts` is the axis `num_local_experts`
+    by_words = {_words(axis): axis for axis in _sized(definition)}
+    axes = {name: by_words[_words(name)] for name in rest if _words(name) in by_words}
+    nullable = [name for name in rest if name not in axes]
+    unknown = [name for name in nullable if not MAY_BE_NONE.search(str(known[name].annotation))]
     if unknown:
         return f"its parameter {unknown[0]} is no input of the definition"
     optional = {place.parameter for name, place in inputs.items() if definition.inputs[name].optional}
-    left += [name for name in needed if name in optional]
-    return Binding(inputs, asked, axes, scratch, tuple(left), written, returned)
+    return Binding(
+        inputs=inputs,
+        written=written,
+        returned=tuple(name for name in definition.outputs if name not in written),
+        flags=tuple(flag for name in definition.outputs if (flag := f"return_{name}") in {*known} - of_inputs),
+        axes=axes,
+        workspaces=tuple(workspaces),
+        nullable=(*nullable, *(name for name in required if name in optional)),
+    )
 
 
-def _works_in(name: str) -> bool:
+def _written(
+    function: Callable[..., Any], definition: Definition, inputs: Mapping[str, Place]
+) -> dict[str, Place]:
+    """Place of each output that a function writes to an argument, which may be an input's.
+
+    An argument that the function may make itself is left to it where its dtype or its shape is not known.
+    """
+    signature = inspect.signature(function)
+    known = signature.parameters
+    returns_all = str(signature.return_annotation).count("Tensor") == len(definition.outputs)
+    of_inputs = {place.parameter for place in inputs.values()}
+    places: dict[str, Place] = {}
+    for name, spec in definition.outputs.items():
+        stem = "" if returns_all else name.removesuffix("_out")  # `query_out` may be the argument `query`
+        parameter = next((one for one in (spec.param or name, name, stem) if one in known), None)
+        if parameter is None:
+            if spec.param is not None and spec.param in inputs:
+                places[name] = inputs[spec.param]
+            continue
+        required = known[parameter].default is inspect.Parameter.empty
+        sized = _sized(definition).issuperset(spec.shape or ())
+        described = spec.param == parameter and spec.dtype in TORCH_DTYPES and sized
+        if parameter in of_inputs or required or described:
+            places[name] = Place(parameter)
+    return places
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """The words of a name, sorted."""
+    return tuple(sorted(name.split("_")))
+
+
+def _sized(definition: Definition) -> set[str]:
+    """Axes whose size inputs or the definition tell."""
+    return {axis for spec in definition.inputs.values() for axis in spec.shape or ()} | {*definition.const_axes}
+
+
+def _is_workspace(name: str) -> bool:
     """Whether a parameter of that name takes memory to work in, or an object that holds it."""
     return WORKSPACE in name.split("_")
 
@@ -192,23 +232,18 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
     """
     if isinstance(bound, str):
         raise TypeError(bound)
-    given = _arguments(bound, definition, inputs)
+    arguments = _arguments(bound, definition, inputs)
     try:
-        returned = function(**given)
+        returned = function(**arguments)
     except Exception as error:  # compilers raise exceptions of many classes
-        if ABSENT.search(str(error)):
-            raise UnavailableError(Unavailable(Skip.PACKAGE_ABSENT, str(error))) from error
-        if OTHER_DTYPE.search(str(error)):
-            raise UnavailableError(Unavailable(Skip.DTYPE_UNSUPPORTED, str(error))) from error
-        if LIMITED.search(str(error)):
-            raise UnavailableError(Unavailable(Skip.UNSUPPORTED, str(error))) from error
-        if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
-            raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
-        raise
+        refusal = _refusal(str(error))
+        if refusal is None:
+            raise
+        raise UnavailableError(refusal) from error
     outputs = {
-        name: given[place.parameter] if place.element is None else given[place.parameter][place.element]
+        name: arguments[place.parameter] if place.element is None else arguments[place.parameter][place.element]
         for name, place in bound.written.items()
-        if place.parameter in given
+        if place.parameter in arguments
     }
     values = list(returned) if isinstance(returned, tuple | list) else [returned]
     values = [value for value in values if isinstance(value, torch.Tensor)]
@@ -217,41 +252,58 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
     return outputs | dict(zip(bound.returned, values, strict=False))
 
 
+def _refusal(message: str) -> Unavailable | None:
+    """The skip that an exception's text means; None: it is an error."""
+    for reason, pattern in REFUSALS.items():
+        if pattern.search(message):
+            return Unavailable(reason, message)
+    if torch.cuda.is_available() and asks_for_another(message, torch.cuda.get_device_capability()):
+        return Unavailable(Skip.NEEDS_SM, message)
+    return None
+
+
 def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[str, Any]:
     """Keyword arguments of a call: copies of the inputs, sizes, and memory for what it writes.
 
     Raises UnavailableError: the definition does not say an output argument's dtype or size.
     """
-    axes = sizes(definition, inputs)
+    size_of = sizes(definition, inputs)
     device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
-    given: dict[str, Any] = dict.fromkeys(bound.asked, True) | dict.fromkeys(bound.left)
-    given |= {name: axes[axis] for name, axis in bound.axes.items()}
-    for name in bound.scratch:  # cleared, as FlashInfer's examples have it
-        given[name] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    elements: dict[str, dict[int, Any]] = {}
+    arguments: dict[str, Any] = dict.fromkeys(bound.flags, True) | dict.fromkeys(bound.nullable)
+    arguments |= {name: size_of[axis] for name, axis in bound.axes.items()}
+    for name in bound.workspaces:  # cleared, as FlashInfer's examples have it
+        arguments[name] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    tuples: dict[str, dict[int, Any]] = {}  # parameter -> index -> element
     for name, place in bound.inputs.items():
-        value = inputs[name]
-        copied = value.clone() if isinstance(value, torch.Tensor) else value
-        if isinstance(value, torch.Tensor) and value.dim() == 1 and WORKED_IN & {*name.split("_")}:
-            copied = value.new_zeros(WORKSPACE_BYTES // value.element_size())  # beyond it kernels write elsewhere
-        if copied is None:
+        value = _copied(name, inputs[name])
+        if value is None:
             continue
         if place.element is None:
-            given[place.parameter] = copied
+            arguments[place.parameter] = value
         else:
-            elements.setdefault(place.parameter, {})[place.element] = copied
-    given |= {name: tuple(parts[index] for index in sorted(parts)) for name, parts in elements.items()}
-    own = {place.parameter for place in bound.inputs.values()}
+            tuples.setdefault(place.parameter, {})[place.element] = value
+    arguments |= {name: tuple(parts[index] for index in sorted(parts)) for name, parts in tuples.items()}
+    of_inputs = {place.parameter for place in bound.inputs.values()}
     for name, place in bound.written.items():
         spec = definition.outputs[name]
-        if place.parameter in given or (spec.optional and place.parameter in own):  # it is an input too
+        if place.parameter in arguments or (spec.optional and place.parameter in of_inputs):  # it is an input too
             continue
         dtype = TORCH_DTYPES.get(spec.dtype)
-        if dtype is None or any(axis not in axes for axis in spec.shape or ()):
+        if dtype is None or any(axis not in size_of for axis in spec.shape or ()):
             said = f"an output argument of dtype {spec.dtype} and shape {spec.shape} can not be made"
             raise UnavailableError(Unavailable(Skip.NO_ADAPTER, said))
-        given[place.parameter] = torch.empty(definition.shape_of(spec, axes) or (), dtype=dtype, device=device)
-    return given
+        shape = definition.shape_of(spec, size_of) or ()
+        arguments[place.parameter] = torch.empty(shape, dtype=dtype, device=device)
+    return arguments
+
+
+def _copied(name: str, value: Value) -> Value:
+    """A copy of an input; of memory to work in a large zeroed one, since kernels write beyond a small one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dim() == 1 and WORKED_IN & {*name.split("_")}:
+        return value.new_zeros(WORKSPACE_BYTES // value.element_size())
+    return value.clone()
 
 
 def lacking(error: UnavailableError | RuntimeError) -> Unavailable:
@@ -263,20 +315,20 @@ def lacking(error: UnavailableError | RuntimeError) -> Unavailable:
     return Unavailable(Skip.PACKAGE_ABSENT, str(error))
 
 
-def asks_for_another(said: str, here: tuple[int, int]) -> bool:
-    """Whether the error of a function says that it needs GPUs of other compute capabilities than `here`."""
-    own = here[0] * 10 + here[1]
-    majors = MAJORS.search(said)
-    if OF_XQA.search(said):
+def asks_for_another(message: str, here: tuple[int, int]) -> bool:
+    """Whether an error's text says that a function needs a GPU of another compute capability than `here`."""
+    if OF_XQA.search(message):
         return here < (10, 0)
-    if any(int(number) == own for number in REFUSED.findall(said)) or (
-        majors is not None and here[0] not in map(int, majors[1].split(","))
-    ):
+    number = here[0] * 10 + here[1]
+    majors = MAJORS.search(message)
+    if majors is not None and here[0] not in map(int, majors[1].split(",")):
         return True
-    before = GOT.split(said, maxsplit=1)[0]
-    named = {int(number) for number in SM.findall(before)}
-    if "capabilit" in before:
-        named |= {int(major) * 10 + int(minor) for major, minor in CAPABILITY.findall(before)}
-    if not named or not NEEDS.search(before):
+    if number in map(int, REFUSED.findall(message)):
+        return True
+    needs = GOT.split(message, maxsplit=1)[0]  # without what it says of this GPU
+    named = {int(sm) for sm in SM.findall(needs)}
+    if "capabilit" in needs:
+        named |= {int(major) * 10 + int(minor) for major, minor in CAPABILITY.findall(needs)}
+    if not named or not NEEDS.search(needs):
         return False
-    return own < min(named) if OR_NEWER.search(before) else own not in named
+    return number < min(named) if OR_NEWER.search(needs) else number not in named

@@ -43,10 +43,10 @@ STAND_INS = (0.5, -1.5)  # finite numbers in place of NaN and infinities; output
 # Least size of an axis that is scaled down: enough elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
 BEYOND = 1 << 24  # index of a row, a page or a slot that no input has
-BEST = "more than there are"  # what is wrong with a `top_k` of BEYOND
-LESS, UNEVEN = 8, ", no multiple of 16"  # by how much `errors` shortens an axis, and what is then wrong
+TOO_MANY = "more than there are"  # what is wrong with a `top_k` of BEYOND
+UNEVEN, UNEVEN_LESS = "no multiple of 16", 8  # what is wrong with an axis of `uneven` with so many entries less
 # Invalid integer inputs that `errors` makes, by role: what is wrong, and the in-place change that makes it so.
-RULED_OUT: Mapping[Role, tuple[str, Callable[[torch.Tensor], object]]] = {
+INVALID: Mapping[Role, tuple[str, Callable[[torch.Tensor], object]]] = {
     Role.OFFSETS: ("a negative length", lambda flat: flat[1:2].sub_(flat[1:2] + 1)),
     Role.LENGTHS: ("a negative length", lambda flat: flat[-1:].fill_(-1)),
     Role.INDICES: ("a place that is not there", lambda flat: flat[-1:].fill_(BEYOND)),
@@ -138,6 +138,7 @@ class Op:
         self.sizes_in_numbers = sizes_in_numbers or self.sizes_in_numbers
         self.truths: dict[str, list[Adapter]] = {}  # by ground truth: its calls, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
+        self.matched: tuple[Definition, Form] | None = None  # the definition that `form` matched last, its form
 
     def truth(
         self,
@@ -185,25 +186,23 @@ class Op:
 
         @self.truth("flashinfer", shown, key, serves=serves, rows=rows, **conditions)
         def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
-            given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
-            given = {one: value for one, value in given.items() if value is not None}
-            found = api[key](**given)
-            parts = (
-                found if isinstance(found, tuple | list) else (given.get("output") if found is None else found,)
-            )
-            return dict(zip(definition.outputs, parts, strict=False))
+            arguments = {name: value for name, value in {**inputs, **more(inputs)}.items() if value is not None}
+            returned = api[key](**arguments)
+            if returned is None:
+                returned = arguments.get("output")
+            outputs = returned if isinstance(returned, tuple | list) else (returned,)
+            return dict(zip(definition.outputs, outputs, strict=False))
 
     def of_form(self, definition: Definition) -> Op:
         """This op or the one of `other_forms` whose form a definition has, in the definition's names (`named`)."""
-        own, nearly = self.named(definition), []
-        for op in (one.named(definition) for one in self.other_forms):
-            try:
+        this = self.named(definition)
+        others = [op.named(definition) for op in self.other_forms]
+        for op in others:
+            with suppress(Unsupported):
                 op.form(definition)
-            except Unsupported:
-                nearly += [op] if op.looks_like(definition) else []
-                continue
-            return op
-        return nearly[0] if nearly and not own.looks_like(definition) else own  # its `form` says what is lacking
+                return op
+        nearest = (op for op in (this, *others) if op.looks_like(definition))
+        return next(nearest, this)  # its `form` says what is lacking
 
     def looks_like(self, definition: Definition) -> bool:
         """Whether a definition has the names and shapes of one of the forms."""
@@ -211,32 +210,35 @@ class Op:
 
     def named(self, definition: Definition) -> Op:
         """A copy with the definition's names in forms and tables, where `synonyms` have any; else the op."""
-        given = definition.inputs.keys() | definition.outputs.keys()
+        present = definition.inputs.keys() | definition.outputs.keys()
         names = {
-            own: name
-            for own, others in self.synonyms.items()
-            for name in others.split()
-            if name in given and own not in given
+            declared: synonym
+            for declared, synonyms in self.synonyms.items()
+            for synonym in synonyms.split()
+            if synonym in present and declared not in present
         }
         if not names:
             return self
-        found = copy(self)
-        found.names, found.forms = names, tuple(form.named(names) for form in self.forms)
-        found.adversarial_inputs = frozenset(names.get(name, name) for name in self.adversarial_inputs)
-        found.lossless = lambda one: {names.get(name, name): value for name, value in self.lossless(one).items()}
-        if self.unusual_inputs is not None:
-            found.unusual_inputs = {
-                kind: [names.get(one, one) for one in befallen] for kind, befallen in self.unusual_inputs.items()
-            }
-        found.inputs_summed = tuple(names.get(name, name) for name in self.inputs_summed)
-        for table in ("scalars", "draws", "gates", "roundings", "inputs_unread"):
-            setattr(found, table, {names.get(name, name): one for name, one in getattr(self, table).items()})
-        return found
 
-    def _renamed(self, found: Tensors) -> Tensors:
+        def renamed(declared: Iterable[str]) -> list[str]:
+            return [names.get(name, name) for name in declared]
+
+        op = copy(self)
+        op.names, op.forms, op.matched = names, tuple(form.named(names) for form in self.forms), None
+        op.adversarial_inputs = frozenset(renamed(self.adversarial_inputs))
+        op.inputs_summed = renamed(self.inputs_summed)
+        if self.unusual_inputs is not None:
+            op.unusual_inputs = {value: renamed(inputs) for value, inputs in self.unusual_inputs.items()}
+        op.lossless = lambda one: {names.get(name, name): value for name, value in self.lossless(one).items()}
+        for table in ("scalars", "draws", "gates", "roundings", "inputs_unread"):
+            entries = getattr(self, table)
+            setattr(op, table, dict(zip(renamed(entries), entries.values(), strict=True)))
+        return op
+
+    def _renamed(self, tensors: Tensors) -> Tensors:
         """A formula's tensors, `name` or `name@what`, under the definition's names."""
-        parts = {key: key.partition("@") for key in found}
-        return {"".join((self.names.get(name, name), *what)): found[key] for key, (name, *what) in parts.items()}
+        parts = {key: key.partition("@") for key in tensors}
+        return {self.names.get(name, name) + at + what: tensors[key] for key, (name, at, what) in parts.items()}
 
     def check(self, definition: Definition) -> None:
         """Check that `oracle` knows this form of the op: one of `forms`, with sizes for its var axes.
@@ -252,15 +254,22 @@ class Op:
 
     def form(self, definition: Definition) -> Form:
         """The first form that fits a definition. Raises Unsupported, with the reason, if none does."""
+        if self.matched is not None and self.matched[0] is definition:
+            return self.matched[1]
         forms = self.forms_of(definition)
-        found = next((form for form in forms if form.misfit(definition) is None), None)
-        if found is None:
+        fitting = next((form for form in forms if form.misfit(definition) is None), None)
+        if fitting is None:
             nearest = min(forms, key=lambda form: len(form.inputs.keys() ^ definition.inputs.keys()))
             raise Unsupported(nearest.misfit(definition) or "")
-        lacking = self._unsized(definition, found) or self.requires(definition)
+        lacking = self._unsized(definition, fitting) or self.requires(definition)
         if lacking is not None:
             raise Unsupported(lacking)
-        return found
+        self.matched = definition, fitting
+        return fitting
+
+    def letters(self, definition: Definition) -> dict[str, str]:
+        """The definition's axis for each letter of its form."""
+        return self.form(definition).axes(definition)
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
         """Why the size of an axis is unknown, or contradicts those of others; None: all are known."""
@@ -268,12 +277,12 @@ class Op:
         sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
         unsized = [axis for axis in definition.var_axes if axis in letters.values() and axis not in sized]
         const = definition.const_axes
-        known = {**const, **{one: const[axis] for one, axis in letters.items() if axis in const}}
-        for one, size in self.sizes.items():
-            if callable(size) and one in known:
+        known = {**const, **{letter: const[axis] for letter, axis in letters.items() if axis in const}}
+        for letter, size in self.sizes.items():
+            if callable(size) and letter in known:
                 with suppress(KeyError):  # it follows from an axis that is var
-                    if size(known) != known[one]:
-                        return f"{letters[one]} is {known[one]}, and {size(known)} by the other axes"
+                    if size(known) != known[letter]:
+                        return f"{letters[letter]} is {known[letter]}, and {size(known)} by the other axes"
         if self.independent_rows and self._rows(definition) is None:
             return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
         return f"the axes {unsized} are var" if unsized else None
@@ -293,7 +302,7 @@ class Op:
         """The case with the sizes of axes that are functions of other axes (`sizes`)."""
         if not any(callable(size) for size in self.sizes.values()):
             return case
-        letters, axes = self.form(definition).axes(definition), dict(case.axes)
+        letters, axes = self.letters(definition), dict(case.axes)
         every = {**definition.const_axes, **axes}
         sizes = {**definition.const_axes, **{letter: every[axis] for letter, axis in letters.items()}}
         for letter, size in self.sizes.items():
@@ -303,7 +312,7 @@ class Op:
 
     def open_axes(self, definition: Definition) -> frozenset[str]:
         """Output axes whose size only the code tells: the definition's open axes without those in `sizes`."""
-        letters = self.form(definition).axes(definition) if self.forms else {}
+        letters = self.letters(definition) if self.forms else {}
         return definition.open_axes - {letters[one] for one in self.sizes if one in letters}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
@@ -311,33 +320,28 @@ class Op:
 
         The default: SIZES rows, none at all, `tile` rows, and the `adversarial` cases, of 5 rows each.
         """
-        rows = self._rows(definition)
-        letters = self.form(definition).axes(definition)
-        others: dict[str, Sequence[int]] = {
-            axis: (1,) if callable(wanted := self.sizes[one]) else wanted
-            for one, axis in letters.items()
-            if one in self.sizes
-            and axis != rows
-            and not (callable(self.sizes[one]) and axis in definition.const_axes)
-        }
-        others |= {axis: (1,) for axis in definition.var_axes if axis not in letters.values()}  # no tensor's
+        rows, letters, const = self._rows(definition), self.letters(definition), definition.const_axes
+        sizes_of: dict[str, Sequence[int]] = {}  # by axis other than the rows
+        for letter, axis in letters.items():
+            size = self.sizes.get(letter)
+            if size is not None and axis != rows and not (callable(size) and axis in const):
+                sizes_of[axis] = (1,) if callable(size) else size  # a function's result is put in by `settled`
+        sizes_of |= {axis: (1,) for axis in definition.var_axes if axis not in letters.values()}  # no tensor's
 
-        def axes(count: int, turn: int) -> dict[str, int]:
-            own = {} if rows is None else {rows: count}
-            return own | {axis: wanted[turn % len(wanted)] for axis, wanted in others.items()}
+        def case(name: str, count: int, turn: int, params: Mapping[str, Any] = NOTHING) -> Case:
+            axes = {} if rows is None else {rows: count}
+            axes |= {axis: choices[turn % len(choices)] for axis, choices in sizes_of.items()}
+            return self.settled(definition, Case(name, name.partition("-")[0], axes, seed, dict(params)))
 
-        turn = 0
-        for size in sizes:
-            for index, count in enumerate(SIZES[size]):
-                yield self.settled(definition, Case(f"{size}-{index}", size, axes(count, turn), seed))
-                turn += 1
+        counts = [(f"{size}-{index}", count) for size in sizes for index, count in enumerate(SIZES[size])]
+        for turn, (name, count) in enumerate(counts):
+            yield case(name, count, turn)
         if rows is not None and broken(definition, {rows: 0}) is None:  # unless a constraint rules it out
-            yield self.settled(definition, Case("edge-empty", "edge", axes(0, 0), seed))
+            yield case("edge-empty", 0, 0)
         if self.tile:
-            yield self.settled(definition, Case("edge-tile", "edge", axes(self.tile, 0), seed))
+            yield case("edge-tile", self.tile, 0)
         for turn, (name, params) in enumerate(self.adversarial.items(), 2):
-            made = Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
-            yield self.settled(definition, made)
+            yield case(f"adversarial-{name}", 5, turn, params)
 
     def case(
         self,
@@ -348,7 +352,7 @@ class Op:
         params: Mapping[str, Any] = NOTHING,
     ) -> Case:
         """A case whose name begins with its size class; `sizes` are of var axes by letter, the others are 1."""
-        letters = self.form(definition).axes(definition)
+        letters = self.letters(definition)
         axes = {letters[one]: size for one, size in sizes.items() if one in letters}
         var = {axis: axes.get(axis, 1) for axis in definition.var_axes}
         return Case(name, name.partition("-")[0], var, seed, dict(params))
@@ -403,7 +407,7 @@ class Op:
         """
         if any(isinstance(value, list | tuple) for value in case.params.values()):
             return case
-        letters = self.form(definition).axes(definition) if self.forms else {}
+        letters = self.letters(definition) if self.forms else {}
         rows = self.row_axis(definition)
         follow = {letters[one] for one, size in self.sizes.items() if callable(size) and one in letters} - {rows}
         single = self.single(definition) if self.forms else frozenset()
@@ -433,13 +437,14 @@ class Op:
         usual = UNUSUAL if numeric and self.row_axis(definition) is not None else {}
         if any(isinstance(kind, Exact) for kind in kinds):  # NaN may have other bits
             usual = {value: names for value, names in usual.items() if value in {"large", "small"}}
-        wide = wide_of(definition)
         declared = usual if self.unusual_inputs is None else self.unusual_inputs
-        return {
-            value: found
+        floats = floats_of(definition)
+        inputs = {
+            value: [name for name in floats if not names or name in names]
             for value, names in declared.items()
-            if value != SEEN and (found := [name for name in wide if name in (names or wide)])
+            if value != SEEN
         }
+        return {value: names for value, names in inputs.items() if names}
 
     def seen(self, definition: Definition) -> Sequence[str]:
         """The inputs whose NaN and infinities every correct kernel shows in what depends on them.
@@ -448,18 +453,18 @@ class Op:
         without queries, and without inputs that the call writes to.
         """
         kinds = self.comparisons(definition).values()
-        exact = [kind.order is None for kind in kinds if isinstance(kind, Exact)]
-        numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds) and all(exact)
-        wide = wide_of(definition)
-        names = (self.unusual_inputs or {}).get(SEEN, wide if numeric and self.unusual_inputs != {} else ())
+        codes = any(isinstance(kind, Exact) and kind.order is not None for kind in kinds)
+        numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds) and not codes
+        floats = floats_of(definition)
+        names = (self.unusual_inputs or {}).get(SEEN, floats if numeric and self.unusual_inputs != {} else ())
         # PyTorch's own attention hides NaN of queries with few keys; an op with a state is no softmax attention.
         quiet = () if any("state" in name for name in definition.inputs) else QUERIES
-        return [name for name in wide if name in names and name not in {*quiet, *self.judged(definition)}]
+        return [name for name in floats if name in names and name not in {*quiet, *self.judged(definition)}]
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """The case for `lossless` values: `base` with LOSSLESS_ROWS rows, and the axes of `lossless_sizes`."""
         case = self.of_size(definition, base, LOSSLESS_ROWS, long=False)
-        letters = self.form(definition).axes(definition)
+        letters = self.letters(definition)
         sizes = {letters[one]: size for one, size in self.lossless_sizes.items() if letters.get(one) in case.axes}
         return self.settled(definition, replace(case, axes={**case.axes, **sizes}))
 
@@ -467,38 +472,26 @@ class Op:
         """Yield (what is wrong, inputs) for invalid inputs, on which a kernel must raise or be correct.
 
         The first tensor of 16-bit floats in another dtype; each float tensor with its last axis one short; integer
-        inputs with a negative length or a row, page or slot that does not exist, by role (RULED_OUT); a `top_k`
+        inputs with a negative length or a row, page or slot that does not exist, by role (INVALID); a `top_k`
         beyond all candidates; and axes of `uneven` cut to no multiple of 16, in all inputs that have them.
         """
         tensors = {name: one for name in definition.inputs if isinstance(one := inputs[name], torch.Tensor)}
-        narrow = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
-        first = next((name for name, one in tensors.items() if one.dtype in narrow), None)
-        if first is not None:
-            for dtype in (torch.float32, narrow[tensors[first].dtype]):
-                yield (
-                    f"{first} in {str(dtype).removeprefix('torch.')}",
-                    {**inputs, first: tensors[first].to(dtype)},
-                )
+        yield from _another_dtype(tensors, inputs)
         for name, one in tensors.items():
             if one.dim() and one.shape[-1] > 1 and one.is_floating_point():
                 yield f"the last axis of {name} one short", {**inputs, name: one[..., :-1].contiguous()}
-        letters = self.form(definition).axes(definition) if self.uneven else {}
-        for axis in dict.fromkeys(letters[one] for one in self.uneven if one in letters):
-            size = definition.const_axes.get(axis, 0) - LESS
-            shapes = {name: definition.inputs[name].shape or () for name in tensors}
-            places = {name: shape.index(axis) for name, shape in shapes.items() if axis in shape}
+        letters = self.letters(definition) if self.uneven else {}
+        for axis in dict.fromkeys(letters[letter] for letter in self.uneven if letter in letters):
+            size = definition.const_axes.get(axis, 0) - UNEVEN_LESS
             if size > 0:
-                cut = {name: tensors[name].narrow(at, 0, size).contiguous() for name, at in places.items()}
-                yield f"{axis} of {size} in {', '.join(cut)}{UNEVEN}", {**inputs, **cut}
-        for name, one in tensors.items():
-            ruled_out = RULED_OUT.get(role_of(name)) if one.dtype in {torch.int32, torch.int64} else None
-            if name == "top_k":
-                ruled_out = BEST, lambda flat: flat.fill_(BEYOND)
-            if ruled_out is not None and one.numel() > 1:
-                what, change = ruled_out
-                changed = one.clone()
-                change(changed.view(-1))
-                yield f"{what} in {name}", {**inputs, name: changed}
+                shapes = {name: definition.inputs[name].shape or () for name in tensors}
+                cut = {
+                    name: tensors[name].narrow(shape.index(axis), 0, size).contiguous()
+                    for name, shape in shapes.items()
+                    if axis in shape
+                }
+                yield f"{axis} of {size} in {', '.join(cut)}, {UNEVEN}", {**inputs, **cut}
+        yield from _invalid_integers(tensors, inputs)
 
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no inputs can be drawn for a definition, whatever the case; None: they can."""
@@ -508,8 +501,8 @@ class Op:
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """The definition's inputs in its order: tensors on `draw.device`, Python scalars, or None if optional."""
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
-        own = {name: role for role, name in self.names.items()}
-        tensors = {own.get(name, name): one for name, one in values.items() if isinstance(one, torch.Tensor)}
+        declared = {name: in_form for in_form, name in self.names.items()}
+        tensors = {declared.get(name, name): one for name, one in values.items() if isinstance(one, torch.Tensor)}
         self.adjust(tensors, case.params)
         return ordered(definition, values | self._renamed(tensors))
 
@@ -522,23 +515,22 @@ class Op:
             sizes = {**definition.const_axes, **case.axes}  # a scalar of an axis' name is its size
             scalars: Mapping[str, Any] = self.scalars  # a text is a mode of the call, passed unchanged
             stated: Any = text_of(definition, name) if spec.dtype == "string" else 1.0
-            found: Value = scalars.get(name, stated)
-            return sizes.get(name, found)
-        own = self.draws.get(name)
-        wanted = Wanted(definition, case, name, shape, dtype_of(spec), self.names)
-        drawn = None if own is None else own(draw, wanted)
-        if drawn is not None:
-            return drawn
+            number: Value = scalars.get(name, stated)
+            return sizes.get(name, number)
         dtype = dtype_of(spec)
-        plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
+        if name in self.draws:
+            drawn = self.draws[name](draw, Wanted(definition, case, name, shape, dtype, self.names))
+            if drawn is not None:
+                return drawn
         params = case.params if self._is_adversarial(name, shape) else {}
+        narrow = dtype not in {torch.float32, torch.float16, torch.bfloat16}
         scale = float(params.get("scale", 1.0))
-        made = draw.normal(name, shape, dtype if plain else torch.float32, scale=scale)
+        values = draw.normal(name, shape, torch.float32 if narrow else dtype, scale=scale)
         if "offset" in params:
-            made += float(params["offset"])
+            values += float(params["offset"])
         if "outlier" in params:
-            made[..., shape[-1] // 3] = float(params["outlier"])
-        return made.to(dtype)
+            values[..., shape[-1] // 3] = float(params["outlier"])
+        return values.to(dtype)
 
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
         """The outputs in float64 (integers stay integers), written independently of any reference.
@@ -557,13 +549,12 @@ class Op:
         if not any(isinstance(kind, Close) for kind in kinds.values()):
             return {}
         low, specs = self._computed(definition, inputs, torch.float32, extras=False), self.judged(definition)
-        counts = {
-            name: count for name, count in self.roundings.items() if name in low and specs[name].dtype == "float32"
-        }
-        exact = self.oracle(definition, inputs) if counts else {}
-        for name, count in counts.items():
-            lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
-            low[name] = exact[name] * (1 + lost * 2.0**-24)
+        of_oracle = [name for name in self.roundings if name in low and specs[name].dtype == "float32"]
+        exact = self.oracle(definition, inputs) if of_oracle else {}
+        for name in of_oracle:
+            count = self.roundings[name]
+            units = count if isinstance(count, int | float) else count(low[name].shape[-1])
+            low[name] = exact[name] * (1 + units * 2.0**-24)
         return {
             name: to_dtype(low[name], dtype_of(spec))
             for name, spec in specs.items()
@@ -586,28 +577,34 @@ class Op:
         which every right kernel shows them.
         """
         baselines = self.baseline(definition, inputs)
-        found = {
-            **self.oracle(definition, inputs),
-            **{f"{name}@baseline": value for name, value in baselines.items()},
-        }
-        if not nonfinite:
-            return found
-        # A kernel may skip a product with zero, in which the oracle shows NaN. So an element counts only if it
-        # depends on the places that hold NaN or infinities of exactly one input (it changes with the finite number
-        # put there), and the oracle of that input alone as it is, the others being finite, is not finite there.
+        entries = self.oracle(definition, inputs)
+        entries |= {f"{name}@baseline": value for name, value in baselines.items()}
+        if nonfinite:
+            shown = self._shown(definition, inputs, nonfinite)
+            entries |= {f"{name}@seen": mask for name, mask in shown.items()}
+        return entries
+
+    def _shown(self, definition: Definition, inputs: Values, nonfinite: Collection[str]) -> Tensors:
+        """By output, a bool mask of the elements in which every right kernel shows NaN or infinities of inputs.
+
+        A kernel may skip a product with zero, in which the oracle shows NaN. So an element counts only if it
+        depends on the places that hold NaN or infinities of exactly one input (it changes with the finite number
+        put there), and the oracle of that input alone as it is, the others being finite, is not finite there.
+        """
         stand_in, other = ({name: finite(inputs[name], number) for name in nonfinite} for number in STAND_INS)
 
         def oracle(**one: Value) -> Tensors:
             return self.oracle(definition, {**inputs, **stand_in, **one})
 
-        first = oracle()
+        all_finite = oracle()
         changed = [oracle(**{name: other[name]}) for name in nonfinite]
         alone = [oracle(**{name: inputs[name]}) for name in nonfinite]
-        for name in definition.outputs.keys() & first.keys():
-            depends = torch.stack([first[name] != one[name] for one in changed])
+        shown = {}
+        for name in definition.outputs.keys() & all_finite.keys():
+            depends = torch.stack([all_finite[name] != one[name] for one in changed])
             shows = torch.stack([~one[name].isfinite() for one in alone])
-            found[f"{name}@seen"] = (depends & shows).any(0) & (depends.sum(0) == 1)
-        return found
+            shown[name] = (depends & shows).any(0) & (depends.sum(0) == 1)
+        return shown
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """The comparison of each output: that of `gates`, else `wide_gate` if float32, else `Close()`."""
@@ -696,7 +693,7 @@ class Op:
 
     def single(self, definition: Definition) -> frozenset[str]:
         """Var axes that always have one entry. The default: those whose only size in `sizes` is 1."""
-        letters = self.form(definition).axes(definition)
+        letters = self.letters(definition)
         return frozenset(letters[one] for one, size in self.sizes.items() if size == (1,) and one in letters)
 
     def mutated(self, definition: Definition) -> frozenset[str]:
@@ -734,10 +731,32 @@ class Subject:
         return {**self.inputs, **changes}
 
 
-def wide_of(definition: Definition) -> list[str]:
+def floats_of(definition: Definition) -> list[str]:
     """Names of the float32, float16 and bfloat16 tensor inputs, which can hold NaN and infinities."""
     plain = {"float32", "float16", "bfloat16"}
     return [name for name, spec in definition.inputs.items() if spec.shape is not None and spec.dtype in plain]
+
+
+def _another_dtype(tensors: Tensors, inputs: Values) -> Iterator[tuple[str, Values]]:
+    """Invalid inputs for `errors`: the first tensor of 16-bit floats in another dtype."""
+    other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
+    name = next((name for name, one in tensors.items() if one.dtype in other), None)
+    if name is not None:
+        for dtype in (torch.float32, other[tensors[name].dtype]):
+            yield f"{name} in {str(dtype).removeprefix('torch.')}", {**inputs, name: tensors[name].to(dtype)}
+
+
+def _invalid_integers(tensors: Tensors, inputs: Values) -> Iterator[tuple[str, Values]]:
+    """Invalid inputs for `errors`: an integer tensor with a value that its role rules out, or a large `top_k`."""
+    for name, one in tensors.items():
+        invalid = INVALID.get(role_of(name)) if one.dtype in {torch.int32, torch.int64} else None
+        if name == "top_k":
+            invalid = TOO_MANY, lambda flat: flat.fill_(BEYOND)
+        if invalid is not None and one.numel() > 1:
+            what, change = invalid
+            changed = one.clone()
+            change(changed.view(-1))
+            yield f"{what} in {name}", {**inputs, name: changed}
 
 
 def finite(value: Value, number: float) -> Value:

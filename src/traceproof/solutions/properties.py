@@ -23,7 +23,7 @@ from traceproof.ops.base import TORCH_DTYPES, Tensors, tensor
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
-from traceproof.ops.op import BEST, UNEVEN
+from traceproof.ops.op import TOO_MANY, UNEVEN
 from traceproof.run.calls import BYTES, PAGES, UNFENCED, UNMAPPED
 from traceproof.run.case import SolvedCase, moved
 from traceproof.run.judging import Rulings, rulings
@@ -407,7 +407,7 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
     evaluation, subject = found.evaluation, found.subject
     count = 0
     for what, inputs in evaluation.op.errors(evaluation.definition, subject.inputs):
-        if (subject.trials and BEST not in what) or (evaluation.candidate.destinations and UNEVEN in what):
+        if (subject.trials and TOO_MANY not in what) or (evaluation.candidate.destinations and UNEVEN in what):
             continue  # draws for others cost as much and show less; outputs passed in keep their sizes
         count += 1
         try:
