@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from definitions import rmsnorm, write_files
 from pipeline import row as row_of
 from pipeline import typed
 from ruamel.yaml import YAML
@@ -240,10 +241,13 @@ def test_what_fits_the_schema_is_checked_on_disk_whatever_else_is_wrong(shipped:
 
 
 def test_an_op_type_of_ones_own_is_fine_where_the_dataset_has_it(shipped: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "definitions" / "my_op").mkdir(parents=True)
-    (tmp_path / "definitions" / "my_op" / "one.json").write_text("{}")
-    changes = {"dataset": {"pypi": None, "path": str(tmp_path)}, "selection": {"op_type": ["my_op"]}}
-    assert read_config(merged(shipped, changes), root=ROOT).selection.op_types == ("my_op",)
+    stated = json.dumps(rmsnorm("two", op_type="op_of_two"))
+    files = {"my_op/one.json": "{}", "other/two.json": stated}  # an op_type by a folder's name, and by a file's content
+    write_files(tmp_path / "definitions", files)
+    changes = {"dataset": {"pypi": None, "path": str(tmp_path)}, "selection": {"op_type": ["my_op", "op_of_two"]}}
+    assert read_config(merged(shipped, changes), root=ROOT).selection.op_types == ("my_op", "op_of_two")
+    [problem] = problems(merged(shipped, changes | {"selection": {"op_type": ["my_op", "op_of_too"]}}))
+    assert "'op_of_too' is not an op_type; did you mean 'op_of_two'?" in problem
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ruamel.yaml.error import YAMLError
 
 from traceproof.checkouts.pins import DATASET, NAME, read_lock
 from traceproof.dataset.fetch import CLOSED, Dataset, Short, Text
-from traceproof.dataset.tree import is_dataset, op_type_names
+from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.models import catalogue
@@ -326,15 +326,15 @@ def _valid(model: type[Model], value: object) -> Model | None:
 
 def _unknown_op_types(selection: ConfigSelection, path: Path | None) -> list[str]:
     """Problems with unknown op_types in the selection; without a dataset's folder, planning checks them."""
-    folders = set() if path is None else op_type_names(path)
-    known = sorted({*registry.known(), *folders})
+    known = set(registry.known())
+    if path is None or known.issuperset(selection.op_types):
+        return []
+    known |= read_tree(path, naming=selection.op_types).op_types
     problems = []
-    for name in selection.op_types:
-        if name in known or (path is None and re.fullmatch(r"\w+", name)):
-            continue
+    for name in (name for name in selection.op_types if name not in known):
         close = get_close_matches(name, known, n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
-        problems.append(f"selection.op_type: {name!r} is not an op_type; {meant}known: {', '.join(known)}")
+        problems.append(f"selection.op_type: {name!r} is not an op_type; {meant}known: {', '.join(sorted(known))}")
     return problems
 
 

@@ -244,13 +244,6 @@ def is_dataset(root: Path) -> bool:
     return next(_definition_files(root), None) is not None
 
 
-def op_type_names(root: Path) -> set[str]:
-    """The op_types that folders are named after; in trace dumps, those of the definitions."""
-    if (root / "definitions").is_dir():
-        return {folder.name for folder in (root / "definitions").iterdir() if folder.is_dir()}
-    return {entry.definition.op_type for entry in read_tree(root).definitions.values()}
-
-
 def read_definition(path: Path, *, root: Path | None = None) -> dialects.ReadDefinition:
     """Read one definition file, in either dialect; with `root` it must lie in that dataset.
 
