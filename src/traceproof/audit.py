@@ -13,7 +13,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, parse_quietly, read_bytes
-from traceproof.lint.model import Finding, LintReport, Reference
+from traceproof.lint.model import Finding, LintReport, Reference, reported
 from traceproof.text import names
 
 LARGEST = 16 * MIB  # bytes per test file
@@ -37,7 +37,7 @@ def at(path: Path, node: ast.AST, code: str, evidence: str, lines: Sequence[str]
     """A finding at the beginning of a node."""
     line = getattr(node, "lineno", 1)
     text = lines[line - 1] if 0 < line <= len(lines) else ""
-    return Finding(path, line, getattr(node, "col_offset", 0) + 1, code, "", evidence, text)
+    return Finding(code, "", evidence, path, line, getattr(node, "col_offset", 0) + 1, text)
 
 
 class TestFile:
@@ -407,8 +407,8 @@ def audit(folder: Path, dataset: Path) -> LintReport:
         try:
             file = TestFile(relative, read_bytes(path, most=LARGEST).decode(), conftest_of(path.parent))
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
-            found.add(Finding(relative, 1, 1, "TA000", "", str(error)))
+            found.add(Finding("TA000", "", str(error), relative, 1, 1))
             continue
         tests += len(file.tests)
         found |= {*check(file), *check_subject(file, definitions)}
-    return LintReport({"files": len(paths), "tests": tests}, sorted(found))
+    return reported(found, {"files": len(paths), "tests": tests})

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from traceproof.audit import at, dotted, last_name
 from traceproof.errors import TraceproofError
 from traceproof.files import parse_quietly
-from traceproof.lint.model import Finding, LintReport, chosen, held
+from traceproof.lint.model import Finding, LintReport, chosen, reported
 from traceproof.text import names
 
 GRID = frozenset({"program_id", "num_programs"})
@@ -290,14 +290,14 @@ class Kernel:
         self._guards: set[frozenset[str]] = set()
         self._counting = _counting(function) | (partial or frozenset())
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> set[Finding]:
         """Addresses that may wrap, and blocks that may reach beyond the end."""
         self._block(self._function.body)
         for call, address in self._unmasked:
             launched = address.tail if self._partial is None else address.tail & self._partial
             if launched or any(guard <= address.spans for guard in self._guards):
                 self._add(call, "KL103", ast.unparse(call)[:80])
-        return sorted(self._found.values())
+        return set(self._found.values())
 
     def _block(self, body: list[ast.stmt]) -> None:
         for statement in body:
@@ -454,7 +454,7 @@ def _counting(function: ast.FunctionDef) -> frozenset[str]:
     return frozenset(found)
 
 
-def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
+def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> set[Finding]:
     """Findings in every kernel of a file, and in its helpers with the facts of kernels' arguments."""
     partial, found = partial_blocks(tree), list(kernels(tree))
     helpers = {function.name: function for function in found}
@@ -464,13 +464,13 @@ def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Find
         while waiting:
             one, given, depth = waiting.pop()
             kernel = Kernel(path, one, lines, partial, given)
-            seen |= set(kernel.findings())
+            seen |= kernel.findings()
             for name, values, keywords in kernel.calls if depth < CALLS else ():
                 if name in helpers and any(value.grid for value in (*values, *keywords.values())):
                     parameters = [argument.arg for argument in helpers[name].args.args]
                     facts = {**dict(zip(parameters, values, strict=False)), **keywords}
                     waiting.append((helpers[name], facts, depth + 1))
-    yield from sorted(seen)
+    return seen
 
 
 def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
@@ -509,7 +509,7 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
             text = path.read_text(encoding="utf-8")
             tree = parse_quietly(text)
         except (OSError, ValueError, SyntaxError) as error:
-            found.append(Finding(relative, 1, 1, "KL000", "", str(error)))
+            found.append(Finding("KL000", "", str(error), relative, 1, 1))
             continue
         lines = text.splitlines()
         count += sum(1 for _ in kernels(tree))
@@ -517,7 +517,7 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
         if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
             found += _platform(relative, tree, lines)
     read = {"files": len(paths), "kernels": count}
-    return held((one for one in found if one.code in wanted), read, baseline)
+    return reported((one for one in found if one.code in wanted), read, baseline)
 
 
 def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:

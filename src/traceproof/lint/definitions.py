@@ -1,6 +1,6 @@
 """Checks of definitions: files and names, axes and constraints, references, tags and ranks, the API.
 
-Each check yields hits, with codes of codes.toml; `lint.run` adds the definition's path.
+Each check yields findings, with codes of codes.toml; `lint.run` adds the definition's path.
 """
 
 import ast
@@ -14,7 +14,7 @@ from typing import TypeGuard
 from traceproof.dataset import constraints
 from traceproof.dataset.definition import DType
 from traceproof.lint.flashinfer_names import Package
-from traceproof.lint.model import Hit, LintedDataset, LintedDefinition, pointer
+from traceproof.lint.model import Finding, LintedDataset, LintedDefinition, pointer
 from traceproof.models import catalogue
 from traceproof.ops import registry
 from traceproof.stacks import TAGGED
@@ -26,30 +26,30 @@ REFERENCE, TAGS, NAME = pointer("reference"), pointer("tags"), pointer("name")
 TAKEN = re.compile(r"the name .* is already taken by ")
 
 
-def files(dataset: LintedDataset) -> Iterator[Hit]:
+def files(dataset: LintedDataset) -> Iterator[Finding]:
     """Files that can not be used (TP101), with a name that is taken (TP102), or completed when read (TP106)."""
     for broken in dataset.tree.broken:
         if TAKEN.match(broken.what):
-            yield Hit("TP102", NAME, broken.what, broken.path)
+            yield Finding("TP102", NAME, broken.what, broken.path)
         else:
-            yield Hit("TP101", "", broken.what.removeprefix("Value error, "), broken.path)
+            yield Finding("TP101", "", broken.what.removeprefix("Value error, "), broken.path)
     for entry in dataset.tree.definitions.values():
-        yield from (Hit("TP106", "", note, entry.path) for note in entry.notes)
+        yield from (Finding("TP106", "", note, entry.path) for note in entry.notes)
 
 
-def places(dataset: LintedDataset) -> Iterator[Hit]:
+def places(dataset: LintedDataset) -> Iterator[Finding]:
     """A definition not at definitions/<op_type>/<name>.json, or its workloads in another folder (TP103)."""
     for note in dataset.tree.notes:
-        yield Hit("TP103", NAME, note.message, note.path)
+        yield Finding("TP103", NAME, note.message, note.path)
     for name, paths in dataset.tree.workload_files.items():
         entry = dataset.tree.definitions.get(name)
         for path in paths if entry is not None else ():  # an unknown one is TP501
             expected = Path("workloads", entry.definition.op_type, f"{name}.jsonl")  # type: ignore[union-attr]
             if path != expected:
-                yield Hit("TP103", "", f"the definition's name and op_type say {expected}", path)
+                yield Finding("TP103", "", f"the definition's name and op_type say {expected}", path)
 
 
-def number_in_name(subject: LintedDefinition) -> Iterator[Hit]:
+def number_in_name(subject: LintedDefinition) -> Iterator[Finding]:
     """A number in the name that is no const axis and no constant of the reference (TP105)."""
     numbers = (node.value for node in subject.reference.nodes if isinstance(node, ast.Constant))
     held = {value for value in numbers if isinstance(value, int)} | set(subject.definition.const_axes.values())
@@ -58,7 +58,7 @@ def number_in_name(subject: LintedDefinition) -> Iterator[Hit]:
         if match is None or match[1] in {"fp", "int", "bf", "mxfp", "nvfp"}:  # fp8 is a format, not a size
             continue
         if int(match[2]) not in held:
-            yield Hit("TP105", NAME, f"{word!r}: no const axis and no constant is {match[2]}")
+            yield Finding("TP105", NAME, f"{word!r}: no const axis and no constant is {match[2]}")
 
 
 # Axes and constraints.
@@ -66,7 +66,7 @@ def number_in_name(subject: LintedDefinition) -> Iterator[Hit]:
 PER_SEQUENCE = frozenset({"kv_last_page_len", "last_page_len", "seq_lens", "kv_lens", "qo_lens", "seqlens"})
 
 
-def stated_constraints(subject: LintedDefinition) -> Iterator[Hit]:
+def stated_constraints(subject: LintedDefinition) -> Iterator[Finding]:
     """A constraint with unknown names (TP201), that always holds (TP202), or that the const axes deny (TP203)."""
     definition = subject.definition
     const = definition.const_axes
@@ -75,19 +75,19 @@ def stated_constraints(subject: LintedDefinition) -> Iterator[Hit]:
         where, node = pointer("constraints", at), constraints.with_axes(text, definition)
         used = constraints.names(text)
         for name in sorted(used - known):
-            yield Hit("TP201", where, f"{text!r}: {name!r} is no axis, input or output")
+            yield Finding("TP201", where, f"{text!r}: {name!r} is no axis, input or output")
         value = constraints.evaluate(node, const)
         if constraints.says_the_same_twice(node):
-            yield Hit("TP202", where, f"{text!r}: true by the declared shapes")
+            yield Finding("TP202", where, f"{text!r}: true by the declared shapes")
         elif value:
             given = ", ".join(f"{name} = {const[name]}" for name in sorted(used) if name in const)
             why = f"only const axes, always true ({given})" if given else "a constant"
-            yield Hit("TP202", where, f"{text!r}: {why}")
+            yield Finding("TP202", where, f"{text!r}: {why}")
         elif value is not None:
-            yield Hit("TP203", where, f"{text!r} is false for the const axes")
+            yield Finding("TP203", where, f"{text!r} is false for the const axes")
 
 
-def axes(subject: LintedDefinition) -> Iterator[Hit]:
+def axes(subject: LintedDefinition) -> Iterator[Finding]:
     """An axis that nothing uses (TP204), or a var axis that no required input has (TP205)."""
     definition = subject.definition
     holders: dict[str, list[str]] = {name: [] for name in definition.axes}
@@ -100,14 +100,14 @@ def axes(subject: LintedDefinition) -> Iterator[Hit]:
         if not holders[name] and name not in named:
             value = f" = {axis.value}" if axis.type == "const" else ""
             evidence = f"{axis.type} axis {name}{value} is in no shape and no constraint"
-            yield Hit("TP204", pointer("axes", name), evidence)
+            yield Finding("TP204", pointer("axes", name), evidence)
         given = [one for one in holders[name] if one in definition.inputs and not definition.inputs[one].optional]
         if axis.type == "var" and holders[name] and not given:
             evidence = f"only {', '.join(holders[name])} have it, optional inputs and outputs"
-            yield Hit("TP205", pointer("axes", name), evidence)
+            yield Finding("TP205", pointer("axes", name), evidence)
 
 
-def sequences(subject: LintedDefinition) -> Iterator[Hit]:
+def sequences(subject: LintedDefinition) -> Iterator[Finding]:
     """A tensor with one entry per sequence and index pointers: wrong lengths (TP206), no constraint (TP207)."""
     definition = subject.definition
     pointers = {  # input with offsets, one more than sequences -> its axis
@@ -123,15 +123,15 @@ def sequences(subject: LintedDefinition) -> Iterator[Hit]:
         own = spec.shape[0]
         if own in longer:
             evidence = f"{name} [{', '.join(spec.shape)}] is as long as {longer[own]}, which has one entry more"
-            yield Hit("TP206", pointer("inputs", name, "shape"), evidence)
+            yield Finding("TP206", pointer("inputs", name, "shape"), evidence)
         for axis in sorted(set(pointers.values())) if spec.dtype in {DType.INT32, DType.INT64} else ():
             if axis != own and not any({axis, own} <= found for found in together):
                 evidence = f"{name} has {own} entries, index pointers {axis}; no constraint says how many"
-                yield Hit("TP207", pointer("axes", own), evidence)
+                yield Finding("TP207", pointer("axes", own), evidence)
     for name, axis in pointers.items():
         if axis == "batch_size":
             evidence = f"{name} [{axis}] has one entry per sequence; an index pointer has one more"
-            yield Hit("TP206", pointer("inputs", name, "shape"), evidence)
+            yield Finding("TP206", pointer("inputs", name, "shape"), evidence)
 
 
 # Names of inputs that hold indices.
@@ -142,31 +142,31 @@ INDICES = names(
 
 
 # The reference against the signature.
-def parameters(subject: LintedDefinition) -> Iterator[Hit]:
+def parameters(subject: LintedDefinition) -> Iterator[Finding]:
     """Parameters that are not the inputs in order (TP301)."""
     reference, inputs = subject.reference, tuple(subject.definition.inputs)
     if reference.run.args.vararg or reference.run.args.kwarg:
-        yield Hit("TP301", REFERENCE, f"run takes *args or **kwargs; inputs: {', '.join(inputs)}")
+        yield Finding("TP301", REFERENCE, f"run takes *args or **kwargs; inputs: {', '.join(inputs)}")
     elif reference.parameters != inputs:
-        yield Hit("TP301", REFERENCE, f"run({', '.join(reference.parameters)}); inputs: {', '.join(inputs)}")
+        yield Finding("TP301", REFERENCE, f"run({', '.join(reference.parameters)}); inputs: {', '.join(inputs)}")
 
 
-def returns(subject: LintedDefinition) -> Iterator[Hit]:
+def returns(subject: LintedDefinition) -> Iterator[Finding]:
     """Returned values that are not the outputs in order (TP305), or a fused sum that is no output (TP314)."""
     reference, outputs = subject.reference, tuple(subject.definition.outputs)
     if not reference.returns:
-        yield Hit("TP305", REFERENCE, "run never returns a value")
+        yield Finding("TP305", REFERENCE, "run never returns a value")
     for statement in reference.returns:
         row = tuple(value.id if isinstance(value, ast.Name) else "" for value in statement.values)
         wrong_count = (statement.is_tuple or len(outputs) == 1) and len(row) != len(outputs)
         if wrong_count or (sorted(row) == sorted(outputs) and row != outputs):
-            yield Hit("TP305", REFERENCE, f"{statement.source}; outputs: {', '.join(outputs)}")
+            yield Finding("TP305", REFERENCE, f"{statement.source}; outputs: {', '.join(outputs)}")
     residual = subject.definition.inputs.get("residual")
     if residual is not None and residual.shape is not None and {"add", "fused"} & set(subject.words):
         same = [name for name, spec in subject.definition.outputs.items() if spec.shape == residual.shape]
         if len(same) < 2:
             evidence = f"outputs of its shape: {', '.join(same) or 'none'}, not the sum"
-            yield Hit("TP314", pointer("inputs", "residual"), evidence)
+            yield Finding("TP314", pointer("inputs", "residual"), evidence)
 
 
 # What the reference computes with.
@@ -198,7 +198,7 @@ def hidden_constants(subject: LintedDefinition) -> dict[str, float]:
     return found
 
 
-def hidden(dataset: LintedDataset) -> Iterator[Hit]:
+def hidden(dataset: LintedDataset) -> Iterator[Finding]:
     """Numbers such as an eps that inputs, axes and the name do not state, and other definitions' ones (TP311)."""
     kinds: dict[str, list[LintedDefinition]] = {}  # by name without numbers
     for subject in dataset.subjects:
@@ -210,10 +210,10 @@ def hidden(dataset: LintedDataset) -> Iterator[Hit]:
             others = ", ".join(f"{source} ({counts[source]} x)" for source in sorted(counts.keys() - mine.keys()))
             if mine:
                 beside = f"; others of this kind have {others}" if others else ""
-                yield Hit("TP311", REFERENCE, ", ".join(sorted(mine)) + beside, subject.path)
+                yield Finding("TP311", REFERENCE, ", ".join(sorted(mine)) + beside, subject.path)
 
 
-def nan_rows(subject: LintedDefinition) -> Iterator[Hit]:
+def nan_rows(subject: LintedDefinition) -> Iterator[Finding]:
     """A causal mask of -inf before a softmax, without anything against rows that are masked whole (TP312)."""
     if not {"qo_indptr", "kv_indptr"} <= subject.definition.inputs.keys():
         return
@@ -225,7 +225,7 @@ def nan_rows(subject: LintedDefinition) -> Iterator[Hit]:
                 if name in {"masked_fill", "masked_fill_"} and len(arguments) == 2:
                     masks += [ast.unparse(node)] * ("inf" in ast.unparse(arguments[1]))
     if masks and "softmax" in called and not called & GUARDS:
-        yield Hit("TP312", REFERENCE, f"{masks[0]} before softmax: a row is all -inf where q_len > kv_len")
+        yield Finding("TP312", REFERENCE, f"{masks[0]} before softmax: a row is all -inf where q_len > kv_len")
 
 
 # Tags alone, and compared with the rest.
@@ -244,46 +244,46 @@ PARALLEL = re.compile(r"(?i)tensor[- ]parallel(?:ism)?(?: size)?\s*(?:=|of)?\s*(
 RANKS = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def tags(subject: LintedDefinition) -> Iterator[Hit]:
+def tags(subject: LintedDefinition) -> Iterator[Finding]:
     """A tag that neither definition.md nor published ones use (TP401); empty, repeated or impossible (TP402)."""
     every = subject.definition.tags
     for at, (where, namespace, colon, value) in enumerate(subject.tag_parts):
         tag, known = repr(every[at]), VALUES.get(namespace, frozenset({value}))
         if not colon and every[at] not in FLAGS:
-            yield Hit("TP401", where, f"{tag}: no such flag")
+            yield Finding("TP401", where, f"{tag}: no such flag")
         elif colon and namespace not in NAMESPACES:
             hint = "; definition.md's is 'quantization'" if namespace == "quant" else ""
-            yield Hit("TP401", where, f"{tag}: no namespace {namespace!r}{hint}")
+            yield Finding("TP401", where, f"{tag}: no namespace {namespace!r}{hint}")
         elif colon and value not in known:
-            yield Hit("TP401", where, f"{tag}: {namespace} is one of {', '.join(sorted(known))}")
+            yield Finding("TP401", where, f"{tag}: {namespace} is one of {', '.join(sorted(known))}")
         if colon and not (namespace and value):
-            yield Hit("TP402", where, f"{tag}: empty namespace or value")
+            yield Finding("TP402", where, f"{tag}: empty namespace or value")
         elif namespace in {"tp", "ep"} and not RANKS.fullmatch(value):
-            yield Hit("TP402", where, f"{tag}: {namespace} must be a positive whole number")
+            yield Finding("TP402", where, f"{tag}: {namespace} must be a positive whole number")
         elif every[at] in every[:at]:
-            yield Hit("TP402", where, f"{tag} is there twice")
+            yield Finding("TP402", where, f"{tag} is there twice")
 
 
-def missing_tags(subject: LintedDefinition) -> Iterator[Hit]:
+def missing_tags(subject: LintedDefinition) -> Iterator[Finding]:
     """A missing tag: status, model, stage, quantization, a stated tp (TP403), or fi_api (TP421)."""
     definition = subject.definition
     for namespace in ("status", "model"):
         if not subject.tags(namespace):
-            yield Hit("TP403", TAGS, f"no {namespace}:*")
+            yield Finding("TP403", TAGS, f"no {namespace}:*")
     if registry.get(definition.op_type).staged and not subject.tags("stage"):
-        yield Hit("TP403", TAGS, f"no stage:*, though {definition.op_type} has stages")
+        yield Finding("TP403", TAGS, f"no stage:*, though {definition.op_type} has stages")
     types = sorted({LOW_PRECISION[spec.dtype] for spec in subject.tensors.values() if spec.dtype in LOW_PRECISION})
     if types and not subject.tags("quantization"):
-        yield Hit("TP403", TAGS, f"no quantization:*, though tensors are {', '.join(types)}")
+        yield Finding("TP403", TAGS, f"no quantization:*, though tensors are {', '.join(types)}")
     stated = PARALLEL.search(definition.description or "")
     if stated and not subject.tags("tp"):
-        yield Hit("TP403", TAGS, f"no tp:*, though the description says {stated[0]!r}")
+        yield Finding("TP403", TAGS, f"no tp:*, though the description says {stated[0]!r}")
     op = registry.get(definition.op_type)
     if TAGGED in op.truths and not op.without_api(definition) and not subject.tags("fi_api"):
-        yield Hit("TP421", TAGS, f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
+        yield Finding("TP421", TAGS, f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
 
 
-def contradictory_tags(subject: LintedDefinition) -> Iterator[Hit]:
+def contradictory_tags(subject: LintedDefinition) -> Iterator[Finding]:
     """Two statuses; a stage, quantization or tp that name, tensors or description contradict (TP404)."""
     found = []
     for namespace in SINGLE:
@@ -300,7 +300,7 @@ def contradictory_tags(subject: LintedDefinition) -> Iterator[Hit]:
     stated, sizes = PARALLEL.search(subject.definition.description or ""), subject.tags("tp")
     if stated and sizes and (stated[1] or stated[2]) not in sizes:
         found.append(f"tp:{', '.join(sizes)}, but the description says {stated[0]!r}")
-    yield from (Hit("TP404", TAGS, evidence) for evidence in found)
+    yield from (Finding("TP404", TAGS, evidence) for evidence in found)
 
 
 # Tensor and expert parallelism. Axes that tensor parallelism divides, and the keys in a model's config.json of
@@ -319,7 +319,7 @@ def _sizes(subject: LintedDefinition, namespace: str) -> frozenset[int]:
     return frozenset(int(value) for value in subject.tags(namespace) if RANKS.fullmatch(value))
 
 
-def expert_parallel(subject: LintedDefinition) -> Iterator[Hit]:
+def expert_parallel(subject: LintedDefinition) -> Iterator[Finding]:
     """An ep tag that contradicts the numbers of experts, or experts split over ranks without one (TP411)."""
     const = subject.definition.const_axes
     experts, local = const.get("num_experts"), const.get("num_local_experts")
@@ -328,37 +328,37 @@ def expert_parallel(subject: LintedDefinition) -> Iterator[Hit]:
     sizes = _sizes(subject, "ep")
     given = f"num_experts = {experts}, num_local_experts = {local}"
     if experts % local:
-        yield Hit("TP411", pointer("axes", "num_local_experts"), f"{given}: no whole number of ranks")
+        yield Finding("TP411", pointer("axes", "num_local_experts"), f"{given}: no whole number of ranks")
     elif sizes and experts // local not in sizes:
-        yield Hit("TP411", TAGS, f"ep:{', '.join(map(str, sorted(sizes)))}, but {given}")
+        yield Finding("TP411", TAGS, f"ep:{', '.join(map(str, sorted(sizes)))}, but {given}")
     elif not sizes and experts != local:
-        yield Hit("TP411", TAGS, f"{given}, but no ep:{experts // local}")
+        yield Finding("TP411", TAGS, f"{given}, but no ep:{experts // local}")
 
 
-def model_config(subject: LintedDefinition) -> Iterator[Hit]:
+def model_config(subject: LintedDefinition) -> Iterator[Finding]:
     """Heads times tp, or local experts times ep, that differ from a bundled model's config (TP413).
 
     A missing tag means one rank.
     """
     const = subject.definition.const_axes
 
-    def ranks(model: str, namespace: str, axis: str, total: int) -> Iterator[Hit]:
-        """A hit if none of the tagged numbers of ranks, times the axis, gives the model's total."""
+    def ranks(model: str, namespace: str, axis: str, total: int) -> Iterator[Finding]:
+        """A finding if none of the tagged numbers of ranks, times the axis, gives the model's total."""
         sizes, size = _sizes(subject, namespace) or frozenset({1}), const[axis]
         if any(size * one == total for one in sizes):
             return
         tagged = ", ".join(map(str, sorted(sizes))) if subject.tags(namespace) else "*"
         given = f"{'' if subject.tags(namespace) else 'no '}{namespace}:{tagged}"
         wanted = f"{namespace}:{total // size}" if size and total % size == 0 else "no number of ranks fits"
-        yield Hit("TP413", TAGS, f"{given}, but {axis} = {size} of {model}'s {total}: {wanted}")
+        yield Finding("TP413", TAGS, f"{given}, but {axis} = {size} of {model}'s {total}: {wanted}")
 
     for entry in catalogue.entries().values():
         model = next((tag for tag in subject.tags("model") if tag in entry.tags), None)
         if model is None:
             continue
         whole = {axis: entry.config[key] for axis, key in WHOLE.items() if axis in const and key in entry.config}
-        hits = (hit for axis, total in whole.items() for hit in ranks(model, "tp", axis, total))
-        yield from islice(hits, 1)  # other axes are divided by the same ranks
+        every = (one for axis, total in whole.items() for one in ranks(model, "tp", axis, total))
+        yield from islice(every, 1)  # other axes are divided by the same ranks
         experts = next((entry.config[key] for key in EXPERTS if key in entry.config), None)
         axis = "num_local_experts" if "num_local_experts" in const else "num_experts"
         # TP411 covers definitions that have the model's number beside a rank's.
@@ -367,13 +367,13 @@ def model_config(subject: LintedDefinition) -> Iterator[Hit]:
             yield from ranks(model, "ep", axis, experts)
 
 
-def unresolvable_api(dataset: LintedDataset) -> Iterator[Hit]:
+def unresolvable_api(dataset: LintedDataset) -> Iterator[Finding]:
     """A fi_api tag with a dotted name that the given FlashInfer does not have (TP422)."""
     package = Package(dataset.flashinfer) if dataset.flashinfer is not None else None
     for subject in dataset.subjects if package is not None else ():
         for where, namespace, _, name in subject.tag_parts:
             if namespace == "fi_api" and (problem := package.problem(name)):  # type: ignore[union-attr]
-                yield Hit("TP422", where, f"{name}: {problem}", subject.path)
+                yield Finding("TP422", where, f"{name}: {problem}", subject.path)
 
 
 OF_DATASET = (files, places, hidden, unresolvable_api)

@@ -160,20 +160,20 @@ def codes(prefix: str) -> Mapping[str, Code]:
     return {code: one for code, one in found.items() if code.startswith(prefix)}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Finding:
-    """One finding in a file; line and column count from 1, 0: none."""
+class Finding(NamedTuple):
+    """One finding in a file; checks of one definition leave path and line to their caller."""
 
-    path: Path  # relative to the linted folder
-    line: int
-    column: int
     code: str
     field: str  # JSON pointer in the file or line; empty for the whole, and for code
     evidence: str  # what was found, so that a reader can check it
+    path: Path = Path()  # relative to the linted folder
+    # line, column: from 1; 0: none. In a JSON lines file, `line` is the line's number.
+    line: int = 0
+    column: int = 0
     text: str = ""  # the source line, by which a finding in code is recognised when lines move
 
     @property
-    def about(self) -> "Code":
+    def about(self) -> Code:
         """The rule of its code."""
         return codes(self.code[:2])[self.code]
 
@@ -209,7 +209,7 @@ class LintReport:
     """Result of a linter."""
 
     read: Mapping[str, int]  # numbers of what was read: `definitions`, or `files` and `kernels` or `tests`
-    findings: list[Finding]  # those not in the baseline, by path and code
+    findings: list[Finding]  # those not in the baseline, in order of their places
     known: Sequence[Finding] = ()  # those in the baseline
     gone: int = 0  # number of findings in the baseline that are no longer found
     not_run: tuple[str, ...] = ()  # a line per rule that could not run, with the reason
@@ -231,18 +231,18 @@ class LintReport:
         def count(number: int, what: str) -> str:
             return f"{number} {what.removesuffix('s')}{'' if number == 1 else 's'}"
 
-        found, lines = sorted(self.findings), []
-        for one in found:
+        lines = []
+        for one in self.findings:
             place = "".join(f":{number}" for number in (one.line, one.column) if number)
             lines.append(f"{one.path}{place}{one.field}: {one.code} {one.about.title}: {one.evidence}")
-        counts = Counter(one.code for one in found)
+        counts = Counter(one.code for one in self.findings)
         lines += [""] * bool(counts)
         for code, about in codes("").items():
             if counts[code]:
-                files = len({one.path for one in found if one.code == code})
+                files = len({one.path for one in self.findings if one.code == code})
                 told = f"{about.severity:7}  {about.title}; {about.todo}"
                 lines.append(f"{code}  {counts[code]:4} in {files:3} files  {told}")
-        weights = Counter(one.about.severity for one in found)
+        weights = Counter(one.about.severity for one in self.findings)
         read = ", ".join(count(number, what) for what, number in self.read.items())
         last = f"{read}: {', '.join(count(weights[severity], severity.value) for severity in Severity)}"
         if self.known or self.gone:
@@ -250,18 +250,21 @@ class LintReport:
         return "".join(f"{printable(line)}\n" for line in (*lines, *self.not_run, last))
 
 
-def held(
-    found: Iterable[Finding], read: Mapping[str, int], baseline: Path | None, not_run: tuple[str, ...] = ()
+def reported(
+    found: Iterable[Finding],
+    read: Mapping[str, int],
+    baseline: Path | None = None,
+    not_run: tuple[str, ...] = (),
 ) -> LintReport:
-    """A report of findings, split by a baseline if given. Raises TraceproofError: it is no baseline."""
+    """A report of findings in order of their places, split by a baseline. Raises TraceproofError: it is none."""
     left = read_baseline(baseline) if baseline is not None else Counter[str]()
     new: list[Finding] = []
-    old: list[Finding] = []
-    for finding in found:
+    known: list[Finding] = []
+    for finding in sorted(found, key=lambda one: (one.path, one.line, one.column, one)):
         is_known = left[finding.fingerprint] > 0
         left[finding.fingerprint] -= is_known
-        (old if is_known else new).append(finding)
-    return LintReport(read, new, old, left.total(), not_run)
+        (known if is_known else new).append(finding)
+    return LintReport(read, new, known, left.total(), not_run)
 
 
 def read_baseline(path: Path) -> Counter[str]:
@@ -288,13 +291,3 @@ def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
         path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
-
-
-class Hit(NamedTuple):
-    """What a check yields; checks of one definition leave `path` to the caller."""
-
-    code: str
-    field: str  # JSON pointer in the file or line; empty for the whole
-    evidence: str  # what was found, so that a reader can check it
-    path: Path = Path()
-    line: int = 0  # line number in a JSON lines file, from 1; 0 in other files

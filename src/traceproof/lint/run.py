@@ -6,19 +6,19 @@ from pathlib import Path
 
 from traceproof.dataset.tree import paused_collection, read_tree
 from traceproof.lint import definitions, model, workloads
-from traceproof.lint.model import Finding, Hit, LintedDataset, LintReport
+from traceproof.lint.model import Finding, LintedDataset, LintReport
 
 NEEDS_FLASHINFER = "TP422"  # rule that needs an unpacked FlashInfer
 DEEPEST = 50_000  # Python frames: a walk takes about five per level, and the parser accepts about 3,000 levels
 
 
-def hits(dataset: LintedDataset) -> Iterator[Hit]:
-    """The hits of all checks."""
+def findings(dataset: LintedDataset) -> Iterator[Finding]:
+    """The findings of all checks."""
     for check in (*definitions.OF_DATASET, *workloads.OF_DATASET):
         yield from check(dataset)
     for subject in dataset.subjects:
         for of_one in definitions.OF_DEFINITION:
-            yield from (hit._replace(path=subject.path) for hit in of_one(subject))
+            yield from (one._replace(path=subject.path) for one in of_one(subject))
 
 
 def lint(
@@ -44,8 +44,7 @@ def lint(
     sys.setrecursionlimit(max(before, DEEPEST))
     try:
         with paused_collection():
-            every = (Finding(hit.path, hit.line, 0, hit.code, hit.field, hit.evidence) for hit in hits(dataset))
-            found = sorted(finding for finding in every if finding.code in rules)
+            found = [one for one in findings(dataset) if one.code in rules]
     finally:
         sys.setrecursionlimit(before)
-    return model.held(found, {"definitions": len(dataset.tree.definitions)}, baseline, not_run)
+    return model.reported(found, {"definitions": len(dataset.tree.definitions)}, baseline, not_run)

@@ -7,65 +7,69 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import RandomInput, ScalarInput, Workload
 from traceproof.dataset.tree import WorkloadLine
 from traceproof.lint.definitions import INDICES
-from traceproof.lint.model import Hit, LintedDataset, pointer
+from traceproof.lint.model import Finding, LintedDataset, pointer
 
 AXES = ("workload", "axes")
 INPUTS = ("workload", "inputs")
-Said = tuple[str, tuple[str, ...], str]  # code, keys of its place in the line, evidence
 
 
-def lines(dataset: LintedDataset) -> Iterator[Hit]:
+def lines(dataset: LintedDataset) -> Iterator[Finding]:
     """Checks each line against its definition and earlier lines."""
     uuids: dict[str, WorkloadLine] = {}
     for name, workloads in dataset.workloads.items():
         for broken in workloads.broken:
-            yield Hit("TP501", "", broken.what, broken.path, broken.line)
+            yield Finding("TP501", "", broken.what, broken.path, broken.line)
         entry = dataset.tree.definitions.get(name)
         if entry is None:
             for file in dataset.tree.workload_files[name]:
-                yield Hit("TP501", "", f"no definition is named {name!r}", file)
+                yield Finding("TP501", "", f"no definition is named {name!r}", file)
             continue
         for line in workloads.lines:
             workload = line.trace.workload
-            found = [said for check in OF_LINE for said in check(entry.definition, workload)]
+            found = [one for check in OF_LINE for one in check(entry.definition, workload)]
             first = uuids.setdefault(workload.uuid, line)
             if first is not line:
-                found.append(("TP505", ("workload", "uuid"), f"first used at {first.path}:{first.line}"))
-            for code, where, evidence in found:
-                yield Hit(code, pointer(*where), f"{workload.uuid}: {evidence}", line.path, line.line)
+                evidence = f"first used at {first.path}:{first.line}"
+                found.append(Finding("TP505", pointer("workload", "uuid"), evidence))
+            for one in found:
+                yield one._replace(evidence=f"{workload.uuid}: {one.evidence}", path=line.path, line=line.line)
 
 
-def axes(definition: Definition, workload: Workload) -> Iterator[Said]:
+def axes(definition: Definition, workload: Workload) -> Iterator[Finding]:
     """An unknown axis, a wrong const one, or a var axis without a size (TP502)."""
     for name, value in workload.axes.items():
         const = definition.const_axes.get(name)
         if name not in definition.axes:
-            yield "TP502", (*AXES, name), f"{name} is no axis of {definition.name}"
+            yield Finding("TP502", pointer(*AXES, name), f"{name} is no axis of {definition.name}")
         elif const is not None and const != value:
-            yield "TP502", (*AXES, name), f"{name} is {value}, but const {const} in {definition.name}"
+            yield Finding(
+                "TP502", pointer(*AXES, name), f"{name} is {value}, but const {const} in {definition.name}"
+            )
     for name in definition.var_axes:
         if name not in workload.axes:
-            yield "TP502", AXES, f"no size for the var axis {name}"
+            yield Finding("TP502", pointer(*AXES), f"no size for the var axis {name}")
 
 
-def inputs(definition: Definition, workload: Workload) -> Iterator[Said]:
+def inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
     """An unknown or missing input, a scalar for a tensor or vice versa, a random index (TP503)."""
     given = workload.inputs
     for name in given.keys() - definition.inputs.keys():
-        yield "TP503", (*INPUTS, name), f"{name} is no input of {definition.name}"
+        yield Finding("TP503", pointer(*INPUTS, name), f"{name} is no input of {definition.name}")
     for name, spec in definition.inputs.items():
         data = given.get(name)
         if data is None:
             if not spec.optional:
-                yield "TP503", INPUTS, f"no source for the input {name}"
+                yield Finding("TP503", pointer(*INPUTS), f"no source for the input {name}")
         elif isinstance(data, ScalarInput) != (spec.shape is None):
             wanted = "a Python scalar" if spec.shape is None else "a tensor"
-            yield "TP503", (*INPUTS, name), f"{name} is {wanted}, its source is {data.type}"
+            yield Finding("TP503", pointer(*INPUTS, name), f"{name} is {wanted}, its source is {data.type}")
         elif name in INDICES and isinstance(data, RandomInput):
-            yield "TP503", (*INPUTS, name), f"{name} indexes something and can not be drawn at random"
+            yield Finding(
+                "TP503", pointer(*INPUTS, name), f"{name} indexes something and can not be drawn at random"
+            )
 
 
-def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
+def sizes(definition: Definition, workload: Workload) -> Iterator[Finding]:
     """Sizes that violate a constraint (TP507), more queries than causal keys (TP508), an empty cache (TP511)."""
     given = {**workload.axes, **definition.const_axes}
     for text in definition.constraints or ():
@@ -76,7 +80,7 @@ def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
             used = ", ".join(
                 f"{name} = {given[name]}" for name in sorted(constraints.names(text)) if name in given
             )
-            yield "TP507", AXES, f"{text!r} is false: {used}"
+            yield Finding("TP507", pointer(*AXES), f"{text!r} is false: {used}")
     indices = definition.inputs.get("kv_indices")
     queries, keys = (constraints.last_of(definition, name) for name in ("qo_indptr", "kv_indptr"))
     if "causal" in definition.name.split("_") and queries in workload.axes and keys in workload.axes:
@@ -86,7 +90,7 @@ def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
         tokens = definition.const_axes.get("page_size", 1) if paged else 1  # tokens per count, at most
         if given[queries] > given[keys] * tokens:
             most = f"{keys} = {given[keys]}" + (f" pages of {tokens}" if tokens > 1 else "")
-            yield "TP508", AXES, f"{queries} = {given[queries]}, {most}"
+            yield Finding("TP508", pointer(*AXES), f"{queries} = {given[queries]}, {most}")
     if indices is not None and indices.shape and given.get(indices.shape[0]):
         caches = (
             spec.shape[0] for name, spec in definition.inputs.items() if name.endswith("_cache") and spec.shape
@@ -94,13 +98,13 @@ def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
         for axis in dict.fromkeys(caches):
             if given.get(axis) == 0:
                 evidence = f"{indices.shape[0]} = {given[indices.shape[0]]}, but {axis} = 0"
-                yield "TP511", (*AXES, axis), evidence
+                yield Finding("TP511", pointer(*AXES, axis), evidence)
 
 
 OF_LINE = (axes, inputs, sizes)
 
 
-def missing_blobs(dataset: LintedDataset) -> Iterator[Hit]:
+def missing_blobs(dataset: LintedDataset) -> Iterator[Finding]:
     """Workload lines that name tensor files missing in this copy of the dataset (TP509)."""
     for workloads in dataset.workloads.values():
         for path in sorted({line.path for line in workloads.lines}):
@@ -108,7 +112,7 @@ def missing_blobs(dataset: LintedDataset) -> Iterator[Hit]:
             lacking = [line for line in own if line.missing]
             if lacking:
                 evidence = f"{len(lacking)} of {len(own)} lines, for example {lacking[0].missing[0]}"
-                yield Hit("TP509", "", evidence, path)
+                yield Finding("TP509", "", evidence, path)
 
 
 OF_DATASET = (lines, missing_blobs)
