@@ -23,11 +23,11 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.extract.kernels import Use, WantedDefinition, collect
-from traceproof.extract.pipeline import Choices, definitions_of, told
+from traceproof.extract.pipeline import definitions_of, told
 from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
-from traceproof.models.drafts import Draft
+from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import Reading
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,7 +113,7 @@ def row(
     try:
         if isinstance(reading, TraceproofError):
             raise reading
-        found = definitions_of(reading, config, Choices())
+        found = definitions_of(reading, config, Choice())
     except TraceproofError as error:
         return replace(start, refusal=" ".join([*error.problems[:1], str(error)][0].split())), []
     calls = {(call.kind, call.facts) for call, _ in found.made}

@@ -8,9 +8,8 @@ from typing import Any
 
 from traceproof.extract import kernels
 from traceproof.extract.kernels import Use, drafts
-from traceproof.extract.pipeline import Choices
 from traceproof.extract.reading import parse
-from traceproof.models.drafts import Draft
+from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import Reading
 
 GOLDEN = sorted((Path(__file__).parent / "extract_golden").glob("*.json"))
@@ -37,7 +36,7 @@ def named(name: str) -> Path:
 def drafts_of(path: Path, *, per_rank: bool = False) -> dict[str, Draft]:
     """A stored model's definitions by name."""
     calls, _ = kernels.from_reading(reading_of(path))
-    made, _ = drafts(kernels.merged(calls), Choices(per_rank=per_rank))
+    made, _ = drafts(kernels.merged(calls), Choice(per_rank=per_rank))
     return {draft.name: draft for _, draft in made}
 
 
@@ -45,5 +44,5 @@ def uses_of(path: Path, model: str) -> list[tuple[Draft, Use]]:
     """A stored model's definitions with their uses."""
     reading = reading_of(path)
     calls, _ = kernels.from_reading(reading)
-    made, _ = drafts(kernels.merged(calls), Choices())
+    made, _ = drafts(kernels.merged(calls), Choice())
     return [(draft, Use(model, (model,), reading.parallel, call.paths, call.count)) for call, draft in made]

@@ -241,9 +241,8 @@ def test_what_fits_the_schema_is_checked_on_disk_whatever_else_is_wrong(shipped:
 
 
 def test_an_op_type_of_ones_own_is_fine_where_the_dataset_has_it(shipped: dict[str, Any], tmp_path: Path) -> None:
-    stated = json.dumps(rmsnorm("two", op_type="op_of_two"))
-    files = {"my_op/one.json": "{}", "other/two.json": stated}  # an op_type by a folder's name, and by a file's content
-    write_files(tmp_path / "definitions", files)
+    by_content = json.dumps(rmsnorm("two", op_type="op_of_two"))  # the other op_type is a folder's name
+    write_files(tmp_path / "definitions", {"my_op/one.json": "{}", "other/two.json": by_content})
     changes = {"dataset": {"pypi": None, "path": str(tmp_path)}, "selection": {"op_type": ["my_op", "op_of_two"]}}
     assert read_config(merged(shipped, changes), root=ROOT).selection.op_types == ("my_op", "op_of_two")
     [problem] = problems(merged(shipped, changes | {"selection": {"op_type": ["my_op", "op_of_too"]}}))

@@ -25,7 +25,7 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json
 from traceproof.extract.bootstrap import SUPPORTED, base_version, sglang_model, transformers_model
 from traceproof.extract.bootstrap.__main__ import forked
-from traceproof.extract.config_json import pairs, requested
+from traceproof.extract.config_json import parallelisms
 from traceproof.extract.pipeline import model_of
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
@@ -94,16 +94,16 @@ def test_a_missing_file_and_an_unknown_model_say_what_to_give(tmp_path: Path) ->
     with pytest.raises(TraceproofError, match="cannot be read"):
         config_json.load(tmp_path / "nothing.json")
     with pytest.raises(TraceproofError, match="'gpt_9' is not in the catalogue; bundled: deepseek_v3"):
-        model_of("gpt_9", config=None, repository=None)
+        model_of("gpt_9")
 
 
 def test_lists_of_ranks_give_every_pair_that_fits() -> None:
-    assert pairs([4, 8], [1, 8], ()) == (Parallel(4, 1), Parallel(8, 1), Parallel(8, 8))
-    assert pairs([], [], (Parallel(2, 1),)) == (Parallel(2, 1),)
+    assert parallelisms({}, [4, 8], [1, 8], ()) == (Parallel(4, 1), Parallel(8, 1), Parallel(8, 8))
+    assert parallelisms({}, [], [], (Parallel(2, 1),)) == (Parallel(2, 1),)
     with pytest.raises(TraceproofError, match=r"ep \[3\] divides no tp"):
-        pairs([8], [3], ())
+        parallelisms({}, [8], [3], ())
     with pytest.raises(TraceproofError, match="cannot be used"):
-        pairs([0], [], ())
+        parallelisms({}, [0], [], ())
 
 
 def fake_interpreter(folder: Path, answer: dict[str, object] | None, status: int) -> Path:
@@ -169,18 +169,18 @@ def test_an_environment_that_gives_no_reading_is_an_error(tmp_path: Path) -> Non
 
 def test_all_is_every_parallelism_that_fits_the_config() -> None:
     llama, mixture = (catalogue.entries()[name].config for name in ("llama_3_1_70b", "qwen3_30b_a3b"))
-    assert [at.tp for at in requested(llama, ["all"], [], ())] == [1, 2, 4, 8, 16, 32, 64]
-    found = requested(mixture, ["8"], ["all"], ())
+    assert [at.tp for at in parallelisms(llama, ["all"], [], ())] == [1, 2, 4, 8, 16, 32, 64]
+    found = parallelisms(mixture, ["8"], ["all"], ())
     assert found == tuple(Parallel(8, ep) for ep in (1, 2, 4, 8))
-    assert requested(llama, ["8"], [], (), dp=4) == (Parallel(8, 1, 4),)
+    assert parallelisms(llama, ["8"], [], (), dp=4) == (Parallel(8, 1, 4),)
     assert (str(Parallel(8, 1, 4)), Parallel(8, 1, 4).attention) == ("tp8 ep1 dp4", 2)
     with pytest.raises(TraceproofError, match=r"dp-attention: 3 does not divide tp of \[8\]"):
-        requested(llama, ["8"], [], (), dp=3)
+        parallelisms(llama, ["8"], [], (), dp=3)
     with pytest.raises(TraceproofError) as caught:
-        requested(llama, ["few"], [], ())
+        parallelisms(llama, ["few"], [], ())
     assert caught.value.problems == ("--tp: 'few'; allowed: 1 and up, or all",)
     with pytest.raises(TraceproofError, match="cannot be read"):
-        requested(dict(llama) | {"vocab_size": 0}, ["all"], [], ())
+        parallelisms(dict(llama) | {"vocab_size": 0}, ["all"], [], ())
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,10 +18,10 @@ from traceproof.extract import kernels
 from traceproof.extract.bootstrap import SUPPORTED
 from traceproof.extract.kernels import Unmapped, drafted
 from traceproof.extract.merge import _judge_reference
-from traceproof.extract.pipeline import Choices, Described, definitions_of, summary
+from traceproof.extract.pipeline import Described, definitions_of, summary
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
-from traceproof.models.drafts import Draft
+from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import KernelCall, ModelModule, Reading, Second, kernel
 from traceproof.ops.families.expert import mixture_draft
 from traceproof.sandbox import Pool
@@ -83,8 +83,7 @@ def changed(name: str, *kinds: str, **facts: object) -> Reading:
 
 
 def described(reading: Reading, model: str, *, second: bool = True) -> Described:
-    choices = Choices(second_reading=second)
-    return definitions_of(reading, catalogue.entries()[model].config, choices)
+    return definitions_of(reading, catalogue.entries()[model].config, Choice(second_reading=second))
 
 
 SLIPS: list[tuple[str, dict[str, object], str]] = [
@@ -276,7 +275,7 @@ OTHERS = (
     changed("deepseek_v3", "experts", quantisation="bfloat16"),
 )
 for _reading in OTHERS:
-    _made, _ = kernels.drafts(kernels.from_reading(_reading)[0], Choices())
+    _made, _ = kernels.drafts(kernels.from_reading(_reading)[0], Choice())
     ALL |= {one.name: one for _, one in _made if one.op_type in {"gemm_fp8", "layernorm", "moe"}}
 
 

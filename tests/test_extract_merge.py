@@ -25,7 +25,7 @@ from traceproof.extract.pipeline import (
     ExtractionSettings,
     link,
     model_of,
-    not_described,
+    to_review,
     write_sharing,
 )
 from traceproof.extract.reading import ReaderEnvironment
@@ -137,16 +137,16 @@ def test_the_table_of_shared_kernels_covers_earlier_calls_too(tmp_path: Path) ->
 
 def test_a_family_s_name_means_its_only_bundled_model_its_alias_or_has_to_be_told_apart() -> None:
     names = {"mixtral": "mixtral_8x7b", "qwen2_moe": "qwen2_57b_a14b", "llama": "llama_3_1_8b"}
-    assert {name: model_of(name, config=None, repository=None)[0] for name in names} == names
+    assert {name: model_of(name)[0] for name in names} == names
     with pytest.raises(TraceproofError, match=re.escape("did you mean qwen3_30b_a3b or qwen3_next_80b_a3b?")):
-        model_of("qwen3", config=None, repository=None)
+        model_of("qwen3")
 
 
 def test_what_no_definition_describes_is_said_by_kind() -> None:
     left = [Unmapped("a.0", "Rotary", 2, "rotation: no template")]
     left.append(Unmapped("a.1", "Rotary", 1, "rotation: no template", "llama.py:7"))
     extraction = ExtractionResult([], [], [], {"llama tp1 ep1": left}, {}, {"llama tp1 ep1": 14})
-    assert not_described(extraction) == [
+    assert to_review(extraction) == [
         "llama tp1 ep1: 14 of 16 kernel calls described; 2 not: 2 rotation",
         "not described: a.0: rotation: no template",
         "not described: a.1: rotation: no template [llama.py:7]",

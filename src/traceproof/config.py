@@ -4,7 +4,6 @@ All problems are reported at once, each with its place and what was expected.
 """
 
 import json
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +13,9 @@ from traceproof.cli import options, run
 from traceproof.environments.building import built, resolve
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, hierarchy, pipeline
-from traceproof.extract.config_json import pairs, requested
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
-from traceproof.models.drafts import Draft
+from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import KernelCall, Reading
 from traceproof.programs import telling
 from traceproof.stacks import MAIN, READER
@@ -50,7 +50,6 @@ Listed = Annotated[
     bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
 ]
 ModelName = Annotated[str, typer.Option(help="The model's name, e.g. deepseek-v3; its id in models.ts.")]
-Ranks = Annotated[list[int] | None, typer.Option(help="Tensor (--tp) or expert (--ep) parallel ranks.")]
 
 
 def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
@@ -86,41 +85,27 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     names: list[str | None] = [*(model_name or [])] or [None]
     if len(names) > 1 and (config is not None or hf_repo_id is not None):
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
-    models = []
-    for name in names:
-        slug, tags, given, usual = pipeline.model_of(name, config=config, repository=hf_repo_id, revision=revision)
-        models.append(
-            pipeline.AskedModel(slug, tags, given, requested(given, tp or [], ep or [], usual, dp=dp_attention))
-        )
+    source: dict[str, Any] = {"config": config, "repository": hf_repo_id, "revision": revision}
+    models = [pipeline.model_of(name, **source, tp=tp or [], ep=ep or [], dp=dp_attention) for name in names]
     wrong = [f"page size {size}; allowed: 1 and up" for size in page_size or [] if size < 1]
     if wrong:
         raise TraceproofError("the page sizes cannot be used", problems=wrong)
-    choices = pipeline.Choices(
-        page_sizes=tuple(dict.fromkeys(page_size or pipeline.PAGE_SIZES)),
-        per_rank=gemm_shapes == "rank",
-        second_reading=not single_reading,
-    )
+    choice = Choice(per_rank=gemm_shapes == "rank", second_reading=not single_reading)
+    choice = replace(choice, page_sizes=tuple(dict.fromkeys(page_size or choice.page_sizes)))
     settings = pipeline.ExtractionSettings(
         environment=ReaderEnvironment(run.stack_interpreter(READER, extract_python), sglang_path),
         torch_python=run.stack_interpreter(MAIN, torch_python),
-        choices=choices,
+        choice=choice,
     )
     with telling("extracting"):
         extraction = pipeline.extract(models, settings, say=run.say)
     target, report = output_dir or OUTPUT, report_dir or REPORTS
     pipeline.publish(extraction, settings, dataset=dataset or target, out=target, report=report)
     counted = Counter(result.status for result in extraction.merged)
-    for result in extraction.merged:
-        if result.status == "conflict":
-            run.say(f"conflict: {result.name}: {'; '.join(result.differences)}")
-    for clash in extraction.clashes:
-        run.say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
-    for item, finding in extraction.refused:
-        run.say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
-    for line in pipeline.not_described(extraction):
+    for line in pipeline.to_review(extraction):
         run.say(line)
-    said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
-    text = f"{len(extraction.merged)} definitions in {target}: {said}\n"
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
+    text = f"{len(extraction.merged)} definitions in {target}: {counts}\n"
     run.end(json_file, pipeline.as_json(extraction), text, bad="conflict" in counted or bool(extraction.clashes))
 
 
@@ -169,8 +154,8 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     hf_repo_id: options.Hub = None,
     revision: options.Revision = None,
     config: options.Config = None,
-    tp: Ranks = None,
-    ep: Ranks = None,
+    tp: TensorRanks = None,
+    ep: ExpertRanks = None,
     models_ts: options.ModelsTs = None,
     json_file: options.JsonFile = None,
     sglang_path: options.Sglang = None,
@@ -183,22 +168,21 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     """
     bundled = catalogue.entries().get(catalogue.slug_of(model_name))
     fetched = hf_repo_id if bundled is None or revision is not None else None
-    slug, tags, given, usual = pipeline.model_of(model_name, config=config, repository=fetched, revision=revision)
-    parallels = pairs(tp or [], ep or [], usual)
+    source: dict[str, Any] = {"config": config, "repository": fetched, "revision": revision}
+    read = pipeline.model_of(model_name, **source, tp=tp or [], ep=ep or [])
     environment = ReaderEnvironment(run.stack_interpreter(READER, extract_python), sglang_path)
     named: dict[str, list[str]] = {}
     readings: list[Reading] = []
-    for parallel in parallels:
-        config_json.check(given, parallel, where=f"config.json of {slug}")
-        label = f"{slug} tp{parallel.tp} ep{parallel.ep}"
-        with telling(f"reading {label}"):
-            reading = environment.read(given, parallel)
-        made, left, _ = pipeline.definitions_of(reading, given, pipeline.Choices())
-        _name_definitions(named, reading, made)
-        sys.stderr.write("".join(f"not described: {pipeline.told(item)}\n" for item in left))
+    for parallel in read.parallel:
+        config_json.check(read.config, parallel, where=f"config.json of {read.name}")
+        with telling(f"reading {read.name} {parallel}"):
+            reading = environment.read(read.config, parallel)
+        definitions, unmapped, _ = pipeline.definitions_of(reading, read.config, Choice())
+        _name_definitions(named, reading, definitions)
+        sys.stderr.write("".join(f"not described: {pipeline.told(item)}\n" for item in unmapped))
         readings.append(reading)
     title = bundled.title if bundled is not None else model_name
-    about = {"id": model_name, "name": title, "description": f"{title} ({', '.join(tags)})."}
+    about = {"id": model_name, "name": title, "description": f"{title} ({', '.join(read.tags)})."}
     model = {**about, "modules": hierarchy.modules_of(readings[0], named)}
     if models_ts is None and json_file is None:
         sys.stdout.write(hierarchy.typescript(model))

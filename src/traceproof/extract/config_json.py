@@ -1,6 +1,7 @@
 """A model's config.json: getting it, checking its fields, and the parallelisms that fit it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -134,20 +135,39 @@ def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
 ALL = "all"
 
 
-def requested(
-    config: Mapping[str, Any], tp: Sequence[str], ep: Sequence[str], usual: Sequence[Parallel], *, dp: int = 1
+def parallelisms(
+    config: Mapping[str, Any],
+    tp: Sequence[int | str],
+    ep: Sequence[int | str],
+    usual: Sequence[Parallel],
+    *,
+    dp: int = 1,
 ) -> tuple[Parallel, ...]:
-    """The parallelisms for `--tp`, `--ep` and `--dp-attention`; `all` stands for every one that fits the config.
+    """The parallelisms of `--tp`, `--ep` and `--dp-attention`: every pair in which ep divides tp.
 
-    Raises TraceproofError: one is no number or does not fit.
+    `all` stands for every number that fits the config; the usual parallelisms are taken if both are empty. Raises
+    TraceproofError: one is no number from 1, or does not fit.
     """
-    every = divisors(config)
-    ranks = [one for one in every if _fits(config, Parallel(one, 1))] if ALL in tp else _numbers("tp", tp)
-    if ALL in ep:
-        spread = (Parallel(one, other) for one in ranks or [1] for other in every if one % other == 0)
-        found = tuple(pair for pair in spread if _fits(config, pair))
+    values = [*product(["tp"], tp), *product(["ep"], ep)]
+    wrong = [
+        (name, value) for name, value in values if value != ALL and not re.fullmatch("[1-9][0-9]*", str(value))
+    ]
+    if wrong:
+        problems = [f"--{name}: {value!r}; allowed: 1 and up, or all" for name, value in wrong]
+        raise TraceproofError("the parallelism cannot be used", problems=problems)
+    if not tp and not ep:
+        found = tuple(usual)
     else:
-        found = pairs(ranks, _numbers("ep", ep), usual)
+        every = divisors(config)
+        spread = every if ALL in ep else list(map(int, ep)) or [1]  # ranks that experts are spread over
+        ranks = [one for one in every if _fits(config, Parallel(one, 1))] if ALL in tp else list(map(int, tp))
+        ranks = ranks or ([1] if ALL in ep else [max(spread)])
+        found = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
+        if ALL in ep:
+            found = tuple(pair for pair in found if _fits(config, pair))
+        elif unused := [one for one in dict.fromkeys(spread) if one not in {pair.ep for pair in found}]:
+            todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
+            raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)
     if dp == 1:
         return found
     if bad := [one.tp for one in found if dp < 1 or one.tp % dp]:
@@ -171,28 +191,3 @@ def _fits(config: Mapping[str, Any], parallel: Parallel) -> bool:
             raise  # the fault is not the parallelism's
         return False
     return True
-
-
-def _numbers(name: str, given: Sequence[str]) -> list[int]:
-    if bad := [f"--{name}: {value!r}; allowed: 1 and up, or all" for value in given if not value.isdigit()]:
-        raise TraceproofError("the parallelism cannot be used", problems=bad)
-    return [int(value) for value in given]
-
-
-def pairs(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
-    """Every pair of the two lists in which ep divides tp; the usual parallelisms if both are empty.
-
-    Raises TraceproofError: a number is below 1, or an ep divides no tp.
-    """
-    if not tp and not ep:
-        return tuple(usual)
-    ranks, spread = list(tp) or [max(ep)], list(ep) or [1]
-    named = [*product(["tp"], ranks), *product(["ep"], spread)]
-    if bad := [f"{name}: {value}; allowed: 1 and up" for name, value in named if value < 1]:
-        raise TraceproofError("the parallelism cannot be used", problems=bad)
-    found = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
-    used = {pair.ep for pair in found}
-    if unused := [one for one in dict.fromkeys(spread) if one not in used]:
-        todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
-        raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)
-    return found

@@ -21,7 +21,6 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import FETCHED, scan_digest
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, kernels
-from traceproof.extract.config_json import pairs
 from traceproof.extract.kernels import Clash, Unmapped, Use, WantedDefinition, collect, drafted, drafts
 from traceproof.extract.merge import CheckResult, MergeResult, check, merge, write
 from traceproof.extract.reading import ReaderEnvironment
@@ -31,12 +30,9 @@ from traceproof.models.catalogue import Parallel
 from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import KernelCall, Reading
 
-PAGE_SIZES = (1, 64)  # those of the dataset
 
-
-@dataclass(frozen=True, slots=True)
-class AskedModel:
-    """A model to extract: its name, `model:` tags, config.json, and wanted parallelisms."""
+class ModelToRead(NamedTuple):
+    """A model to extract: its slug, `model:` tags, config.json, and parallelisms."""
 
     name: str
     tags: tuple[str, ...]
@@ -45,21 +41,12 @@ class AskedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices(Choice):
-    """Which calls of a model become definitions, and in which form."""
-
-    page_sizes: Sequence[int] = PAGE_SIZES
-    per_rank: bool = False
-    second_reading: bool = True  # whether transformers' model must confirm each call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionSettings:
-    """The interpreters and choices of an extraction."""
+    """The interpreters of an extraction, and which calls become definitions."""
 
     environment: ReaderEnvironment  # interpreter with SGLang
     torch_python: Path  # interpreter of the torch environment, for checks
-    choices: Choices = Choices()  # which calls become definitions
+    choice: Choice = field(default_factory=Choice)
 
 
 @dataclass(slots=True)
@@ -76,34 +63,43 @@ class ExtractionResult:
     merged: list[MergeResult] = field(default_factory=list)  # what became of each definition in `wanted`
 
 
-def model_of(
-    name: str | None, *, config: Path | None, repository: str | None, revision: str | None = None
-) -> tuple[str, tuple[str, ...], Mapping[str, Any], tuple[Parallel, ...]]:
-    """Slug, tags, config.json and usual parallelisms of a model.
+def model_of(  # noqa: PLR0913 - the options that name a model
+    name: str | None,
+    *,
+    config: Path | None = None,
+    repository: str | None = None,
+    revision: str | None = None,
+    tp: Sequence[int | str] = (),
+    ep: Sequence[int | str] = (),
+    dp: int = 1,
+) -> ModelToRead:
+    """A model by its name or config.json, at these parallelisms; without any, at its usual ones.
 
     A config.json given by path or repository replaces the bundled one of the same name. Raises TraceproofError: no
-    config.json is named, or it can not be read.
+    config.json is named, it can not be read, or a parallelism can not be used.
     """
     bundled = catalogue.entries().get(catalogue.slug_of(name)) if name else None
     if config is not None:
-        given: Mapping[str, Any] = config_json.load(config)
+        content: Mapping[str, Any] = config_json.load(config)
     elif repository is not None:
-        given = config_json.fetch(repository, revision)
+        content = config_json.fetch(repository, revision)
     elif bundled is not None:
-        given = bundled.config
+        content = bundled.config
     elif name is None:
         raise TraceproofError("no model was named", todo="Give --model-name, --config or --hf-repo-id.")
     else:
         todo = "Give one of these names, or the model's config.json by --config PATH."
         raise TraceproofError(f"{name!r} is not in the catalogue; {catalogue.suggestion(name)}", todo=todo)
     if bundled is not None:
-        return bundled.slug, bundled.tags, given, bundled.parallel
-    label = (name or (repository or str(config)).rstrip("/").rpartition("/")[2].removesuffix(".json")).lower()
-    return label.replace("-", "_"), (label.replace("_", "-"),), given, (Parallel(1, 1),)
+        slug, tags, usual = bundled.slug, bundled.tags, bundled.parallel
+    else:
+        label = (name or (repository or str(config)).rstrip("/").rpartition("/")[2].removesuffix(".json")).lower()
+        slug, tags, usual = label.replace("-", "_"), (label.replace("_", "-"),), (Parallel(1, 1),)
+    return ModelToRead(slug, tags, content, config_json.parallelisms(content, tp, ep, usual, dp=dp))
 
 
 def extract(
-    models: Sequence[AskedModel], settings: ExtractionSettings, *, say: Callable[[str], None]
+    models: Sequence[ModelToRead], settings: ExtractionSettings, *, say: Callable[[str], None]
 ) -> ExtractionResult:
     """Read the models and check every definition; nothing is written.
 
@@ -121,7 +117,7 @@ def extract(
             raise reading
         label = f"{model.name} {parallel}"
         say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
-        found = definitions_of(reading, model.config, settings.choices)
+        found = definitions_of(reading, model.config, settings.choice)
         asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in found.made]
         result.readings[label], result.described[label], result.unmapped[label] = reading, found.calls, found.left
         for line in found.counts:
@@ -151,19 +147,23 @@ class Described(NamedTuple):
         return len({(call.kind, call.facts) for call, _ in self.made})
 
 
-def definitions_of(reading: Reading, config: Mapping[str, Any], choices: Choices) -> Described:
+def definitions_of(reading: Reading, config: Mapping[str, Any], choice: Choice) -> Described:
     """Definitions of the calls that both readings have."""
-    calls, left = kernels.from_reading(reading)
+    calls, without_call = kernels.from_reading(reading)
     counts = [f"read as if not quantised, {reading.unpacked}"] if reading.unpacked else []
-    formed = {id(call) for call in calls if drafts([call], choices)[0]}
-    _, formless = drafts([call for call in calls if id(call) not in formed], choices)
-    calls, left = [call for call in calls if id(call) in formed], left + formless
-    if choices.second_reading:
-        calls, disagreed, other = kernels.confirmed(calls, reading, config)
-        counts += other
-        left += disagreed
-    made, partly = drafts(kernels.merged(calls), choices)
-    return Described(made, [*left, *partly], counts)
+    with_form, formless = [], []
+    for call in calls:
+        made, without_form = drafts([call], choice)
+        if made:  # forms that it lacks are reported below, once per merged call
+            with_form.append(call)
+        else:
+            formless += without_form
+    disagreed: list[Unmapped] = []
+    if choice.second_reading:
+        with_form, disagreed, differing_counts = kernels.confirmed(with_form, reading, config)
+        counts += differing_counts
+    made, partly = drafts(kernels.merged(with_form), choice)
+    return Described(made, [*without_call, *formless, *disagreed, *partly], counts)
 
 
 def publish(  # noqa: PLR0913 - what, how, where from, where to
@@ -206,9 +206,16 @@ def told(item: Unmapped) -> str:
     return f"{item.path}: {item.why}{source}"
 
 
-def not_described(extraction: ExtractionResult) -> list[str]:
-    """Lines of text: per model, how many kernel calls have a definition, then each call without one."""
-    lines = []
+def to_review(extraction: ExtractionResult) -> list[str]:
+    """Lines on conflicts, on definitions that are not written, and per model on calls without a definition."""
+    lines = [
+        f"conflict: {result.name}: {'; '.join(result.differences)}"
+        for result in extraction.merged
+        if result.status == "conflict"
+    ]
+    clashes = extraction.clashes
+    lines += [f"conflict between models: {one.renamed}: {'; '.join(one.differences)}" for one in clashes]
+    lines += [f"not written: {item.name}: no oracle: {finding.no_oracle}" for item, finding in extraction.refused]
     for label, items in extraction.unmapped.items():
         lines.append(summary(label, extraction.described[label], items))
         lines += [f"not described: {told(item)}" for item in items]
@@ -336,10 +343,7 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
     definitions are written, and the report names it. Raises TraceproofError: a model can not be read, or a
     reference is wrong.
     """
-    models = []
-    for choice in choices:
-        slug, tags, given, usual = model_of(choice.name, config=choice.config, repository=None)
-        models.append(AskedModel(slug, tags, given, pairs(choice.tp, choice.ep, usual)))
+    models = [model_of(one.name, config=one.config, tp=one.tp, ep=one.ep) for one in choices]
     extraction = extract(models, settings, say=say)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -351,13 +355,10 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
             if (out / DEFINITIONS).exists():
                 (out / DEFINITIONS).rename(Path(scratch) / "before")
             (merged / DEFINITIONS).rename(out / DEFINITIONS)
-    for result in extraction.merged:
-        if result.status == "conflict":
-            say(f"conflict: {result.name}: {'; '.join(result.differences)}")
-    for line in not_described(extraction):
+    for line in to_review(extraction):
         say(line)
-    asked = [choice.model_dump(mode="json") for choice in choices]
-    write_json(out / FETCHED, {"source": {"models": asked}, "scan": scan_digest(out)})
+    source = {"models": [one.model_dump(mode="json") for one in choices]}
+    write_json(out / FETCHED, {"source": source, "scan": scan_digest(out)})
     return extraction
 
 

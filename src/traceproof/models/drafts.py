@@ -161,10 +161,11 @@ def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which forms of definitions a caller wants."""
+    """Which calls of a model become definitions, and in which form."""
 
-    page_sizes: Sequence[int]  # of paged attention
-    per_rank: bool  # projections as one rank launches them, not the model's full shapes
+    page_sizes: Sequence[int] = (1, 64)  # of paged attention; those of the dataset
+    per_rank: bool = False  # projections as one rank launches them, not the model's full shapes
+    second_reading: bool = True  # whether transformers' model must confirm each call
 
 
 Facts = dict[str, Any]
