@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from pipeline import Run, typed, verdicts
 from publish_support import pull_requests, row, run_of
 
-from traceproof.cli.publish import _writable
 from traceproof.cli.results import describe
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
@@ -191,12 +190,6 @@ def test_what_a_reference_raises_steers_no_terminal_and_forges_no_line() -> None
     shown = "\n".join(describe(typed([found]), full=True))
     assert "\x1b" not in shown
     assert not [line for line in shown.splitlines()[1:] if line.startswith("VERIFIED")]
-
-
-def test_a_folder_that_can_not_be_written_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(TraceproofError, match=r"file/.* cannot be written"), _writable():
-        fresh_folder(tmp_path / "file" / "out", within=tmp_path)
 
 
 MAKES = """

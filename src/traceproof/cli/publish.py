@@ -1,7 +1,6 @@
 """`traceproof publish`: opens pull requests to the dataset with what was proved; none without --push."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,13 +52,12 @@ def publish(  # noqa: PLR0913 - one parameter per option
     """
     source = _source(dataset, selection, traces or [])
     folder = out or source.run / "publish"
-    with _writable():
-        _say("preparing what is verified: baselines, workloads, tests")
-        with telling("preparing"):
-            made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
-        base = base_of(source)
-        listed = [dry_run(item, base, folder, allow_changes=allow_changes) for item in made]
-    for item in made:
+    _say("preparing what is verified: baselines, workloads, tests")
+    with telling("preparing"):
+        pull_requests = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
+    base = base_of(source)
+    listed = [dry_run(item, base, folder, allow_changes=allow_changes) for item in pull_requests]
+    for item in pull_requests:
         checked(item, base, allow_changes=allow_changes)
     for one in listed:
         name, files, size = one["pull_request"], len(one["files"]), sum(int(file["size"]) for file in one["files"])
@@ -67,7 +65,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
     pushed: list[dict[str, Any]] = []
     if push:
         hub = Hub(repository, endpoint=endpoint, say=_say)
-        for item in made:
+        for item in pull_requests:
             with telling(f"publishing {item.slug}"):
                 done = hub.push(item, allow_changes=allow_changes)
             what = f"committed {done.files} files" if done.committed else "it holds all of it already"
@@ -75,17 +73,6 @@ def publish(  # noqa: PLR0913 - one parameter per option
             pushed.append({"pull_request": item.slug, "where": done.where, "committed": done.committed})
     value = {"exit_code": run.FINE, "pull_requests": listed, "pushed": pushed}
     run.end(json_file, value, "" if push else "dry run: nothing was sent; --push opens the pull requests\n")
-
-
-@contextmanager
-def _writable() -> Iterator[None]:
-    """Turn an OSError into a TraceproofError about the path, before anything is sent."""
-    try:
-        yield
-    except OSError as error:
-        what = f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}"
-        todo = "Check the folder's permissions and the space there, or give another one with --out."
-        raise TraceproofError(what, todo=todo) from error
 
 
 def _say(line: str) -> None:

@@ -285,25 +285,18 @@ def with_tags(text: str, tags: Sequence[str]) -> str:
 
 
 def write(results: Sequence[MergeResult], root: Path) -> list[Path]:
-    """Write the results' files below `root`, all into a temporary folder first; returns the paths written.
-
-    Raises TraceproofError: it can not be written.
-    """
+    """Write the results' files below `root`, all into a temporary folder first; returns the paths written."""
     texts = {result.path: result.text for result in results if result.text is not None}
     present = [path for path in texts if (root / path).exists()]
     same = {path for path in present if (root / path).read_text(encoding="utf-8") == texts[path]}
     paths = [path for path in texts if path not in same]
     if not paths:
         return []
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".extract-", dir=root) as folder:
-            for path in paths:
-                write_text(Path(folder, path), texts[path])
-            for path in paths:
-                (root / path).parent.mkdir(parents=True, exist_ok=True)
-                Path(folder, path).replace(root / path)
-    except OSError as error:
-        todo = "Check its rights and the space."
-        raise TraceproofError(f"{root} cannot be written: {error}", todo=todo) from error
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".extract-", dir=root) as folder:
+        for path in paths:
+            write_text(Path(folder, path), texts[path])
+        for path in paths:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, path).replace(root / path)
     return [root / path for path in paths]

@@ -125,8 +125,8 @@ class Generated:
 def generate(order: GenerateOptions, divergences: Divergences, *, planned: bool = False) -> Generated:
     """Write the tests; if `planned`, of the named definitions, as far as the dataset has them.
 
-    Raises TraceproofError, before anything is written: the folder is no dataset or can not be written, the
-    selection does not fit it, or somebody else's file is in the way.
+    Raises TraceproofError, before anything is written: the folder is no dataset, the selection does not fit it, or
+    somebody else's file is in the way. OSError: the folder can not be written.
     """
     tree = read_tree(order.root)
     if planned:
@@ -135,12 +135,12 @@ def generate(order: GenerateOptions, divergences: Divergences, *, planned: bool 
         chosen = _selected(tree, order)
     folder = order.place
     conftest = folder / "conftest.py"
-    found = state(conftest)
-    if found == "foreign" or (found == "edited" and not order.force):
-        told = {"foreign": "is not traceproof's"}
-        told |= {"edited": "was edited since it was written; --force writes it again"}
+    origin = state(conftest)
+    if origin == "foreign" or (origin == "edited" and not order.force):
+        edited = "was edited since it was written; --force writes it again"
+        why = edited if origin == "edited" else "is not traceproof's"
         todo = "Move it away, or give another --output-dir. Nothing was written."
-        raise TraceproofError(f"something else is in the way: {conftest} {told[found]}", todo=todo)
+        raise TraceproofError(f"something else is in the way: {conftest} {why}", todo=todo)
     result = Generated(total=Counter(entry.definition.op_type for entry in tree.definitions.values()))
     result.problems += [broken.message for broken in tree.broken if order.everything]
     names = {"absent": "written", "ours": "kept", "edited": "kept", "foreign": "elsewhere"}
@@ -160,17 +160,12 @@ def generate(order: GenerateOptions, divergences: Divergences, *, planned: bool 
     result.problems += [f"{name}: {problem}" for name, problem in answer["problems"].items()]
     for name in answer["problems"]:
         del result.status[name]
-    made = {folder / f"test_{name}.py": text for name, text in answer["texts"].items()}
-    checkouts = (checkouts_of(conftest) if found in {"ours", "edited"} else {}) | dict(order.checkouts)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in {conftest: conftest_text(checkouts), **made}.items():
-            if write_if_changed(path, text):
-                result.files.append(path.relative_to(folder.parents[1]).as_posix())
-    except OSError as error:
-        what = f"{error.filename or folder} cannot be written: {error.strerror}"
-        todo = "Check the folder's permissions and that no file stands where a folder is needed."
-        raise TraceproofError(what, todo=todo) from error
+    checkouts = (checkouts_of(conftest) if origin in {"ours", "edited"} else {}) | dict(order.checkouts)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {folder / f"test_{name}.py": text for name, text in answer["texts"].items()}
+    for path, text in {conftest: conftest_text(checkouts), **files}.items():
+        if write_if_changed(path, text):
+            result.files.append(path.relative_to(folder.parents[1]).as_posix())
     result.after = _counted(tree, present | dict.fromkeys(answer["texts"], "kept"))
     return result
 
