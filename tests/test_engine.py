@@ -39,7 +39,7 @@ from traceproof.stacks import MAIN, STACKS, TAGGED
 
 pytestmark = pytest.mark.slow
 
-LIMITS = Limits(seconds=300.0, memory_bytes=2 << 30)
+LIMITS, BUILD = Limits(seconds=300.0, memory_bytes=2 << 30), 900.0
 PASSED = {("pass", None)}
 TRUTH = STACKS[TAGGED].truths[0].name
 HERE = Environment(name=MAIN, python=sys.executable, record=STACK)
@@ -230,7 +230,8 @@ def test_a_full_disk_ends_the_run_and_is_no_verdict(
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "allowed"), [(TRUTH, "cuda", 300.0), (TRUTH, "cpu", 20.0), ("torch", "cuda", 20.0)]
+    ("name", "device", "allowed"),
+    [(TRUTH, "cuda", BUILD), (TRUTH, "cpu", LIMITS.seconds), ("torch", "cuda", LIMITS.seconds)],
 )
 def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, device: str, allowed: float
@@ -246,7 +247,7 @@ def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
 
     record = {**STACK, "device_type": "cpu"}
     environments = {one: Environment(name=one, python=sys.executable, record=record) for one in (MAIN, TAGGED)}
-    with engine_of(EngineSettings(environments=environments, limits=LIMITS, build_seconds=300.0)) as made:
+    with engine_of(EngineSettings(environments=environments, limits=LIMITS, build_seconds=BUILD)) as made:
         monkeypatch.setattr(made, "ask", ask)
         monkeypatch.setattr(made, "known", lambda *_: None)
         monkeypatch.setattr(made, "not_built", lambda *_: None)
@@ -255,7 +256,7 @@ def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
         made.device = torch.device(device)
         for entry in entries.values():
             made.rows(entry.model_copy(update={"no_oracle": None}), (name,))
-    assert asked == {GATED["name"]: {allowed}, "plain": {20.0}}
+    assert asked == {GATED["name"]: {allowed}, "plain": {LIMITS.seconds}}
 
 
 def test_few_inputs_are_drawn_on_the_host() -> None:
