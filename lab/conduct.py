@@ -195,8 +195,8 @@ def as_kernel(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:
     given = settings(dataset, seed)
     definition, cases = planned(one.definition, given)
     candidate = Candidate(name="wrong", path="main.py", destinations=False, files={"main.py": one.text})
-    evaluation = SolutionRun.of(definition, candidate, given, engine.untrusted)
-    trial = tried(evaluation, cases, whole=False)
+    with SolutionRun.of(definition, candidate, given, engine.untrusted) as run:
+        trial = tried(run, cases, whole=False)
     needed = [spec for spec in definition.outputs.values() if not spec.optional]
     return next(iter(objections(trial, len(needed))), "")[:90]
 

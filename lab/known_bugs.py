@@ -31,7 +31,7 @@ from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors
 from traceproof.ops.formula import Variant
-from traceproof.run.case import SolvedCase
+from traceproof.run.case import SolvedCase, solve
 from traceproof.run.workers import RUNNER
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES
@@ -208,16 +208,14 @@ def judged(name: str, given: JudgeSettings) -> list[Judged]:
     answers, found = known(definition), []
     needed = [spec for spec in definition.outputs.values() if not spec.optional]
     with pool(gpu=given.gpu) as workers:
-        runs = [
-            SolutionRun.of(definition, solution(definition, answer.name), given, workers) for answer, _ in answers
-        ]
-        subjects = [runs[0].subject(case.case) for case in cases if case.skip is None]
+        subjects = [solve(definition, case.case) for case in cases if case.skip is None]
         plain = [answers[0][0].make(subject) for subject in subjects]
-        for (answer, wrong), run in zip(answers, runs, strict=True):
+        for answer, wrong in answers:
             if wrong and (nothing := _without_effect(answer, subjects, plain)):
                 found.append(Judged(answer.name, wrong, nothing, ""))
                 continue
-            trial = tried(run, cases, whole=not wrong)
+            with SolutionRun.of(definition, solution(definition, answer.name), given, workers) as run:
+                trial = tried(run, cases, whole=not wrong)
             seen = {str(row.reason) for row in trial.rows if row.bad} | {p.name for p in trial.properties if p.bad}
             outcome = REFUSED if [*objections(trial, len(needed))] else ACCEPTED
             found.append(Judged(answer.name, wrong, outcome, ", ".join(sorted(seen))))

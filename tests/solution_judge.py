@@ -52,7 +52,8 @@ class SolutionJudge:
         """
         found, planned_cases = self.planned(definition)
         cases = [case for case in planned_cases if not only or case.id in only]
-        return tried(SolutionRun.of(found, solution.settled(found), self.settings, self.pool), cases, whole=whole)
+        with SolutionRun.of(found, solution.settled(found), self.settings, self.pool) as run:
+            return tried(run, cases, whole=whole)
 
     def reasons(self, solution: Candidate, definition: str) -> list[str]:
         """Why it is refused; nothing: it is accepted."""

@@ -13,6 +13,7 @@ from solution_judge import SolutionJudge, candidate
 from traceproof.ops.cases import Case
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run import runner
+from traceproof.run.case import solve
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, FOLDER
 from traceproof.run.untrusted import CallError
 from traceproof.run.workers import untrusted_pool
@@ -83,7 +84,7 @@ def test_it_is_compiled_once_for_all_of_its_workers(judge: SolutionJudge, *, apa
     definition, cases = judge.planned(NAME)
     solution = compiled(CPP.replace("SOURCE", STAMP))
     stamps = []
-    with SolutionRun.of(definition, solution, judge.settings, judge.pool).prepared() as ready:
+    with SolutionRun.of(definition, solution, judge.settings, judge.pool) as ready:
         assert ready.compiled is not None
         assert ready.compiled.apart == (judge.pool.layers()["files"] == HOLDS)
         run = replace(ready, compiled=replace(ready.compiled, apart=apart and ready.compiled.apart))
@@ -222,10 +223,13 @@ def run(hidden_states, weight):
 @pytest.mark.parametrize("channels", [None, CHANNELS])
 def test_a_process_may_have_more_channels_to_a_gpu(channels: int | None, judge: SolutionJudge) -> None:
     definition, cases = judge.planned("rmsnorm_h96")
-    evaluation = SolutionRun.of(definition, candidate("one", SOURCE), judge.settings, judge.pool)
-    subject = evaluation.subject(next(case.case for case in cases if case.id == "small-0"))
-    with evaluation.source(channels=channels) as source:
-        (output,) = evaluation.call(source, subject).outputs.values()
+    subject = solve(definition, next(case.case for case in cases if case.id == "small-0"))
+    solution = candidate("one", SOURCE)
+    with (
+        SolutionRun.of(definition, solution, judge.settings, judge.pool) as run,
+        run.source(channels=channels) as source,
+    ):
+        (output,) = run.call(source, subject).outputs.values()
     assert isinstance(output, torch.Tensor)
     assert bool((output == (channels or 0)).all())
 
@@ -266,18 +270,17 @@ def ended(judge: SolutionJudge, text: str) -> dict[str, str]:
     """How the calls with fences end, by where the fence is near; nothing: as they should."""
     definition, cases = judge.planned("rmsnorm_h96")
     solution = candidate("norm", text).settled(definition)
-    evaluation = SolutionRun.of(definition, solution, judge.settings, judge.pool)
     base = chosen(cases)
     assert base is not None
-    subject, found = evaluation.subject(base.case), {}
-    with evaluation.source() as source:
+    subject, found = solve(definition, base.case), {}
+    with SolutionRun.of(definition, solution, judge.settings, judge.pool) as run, run.source() as source:
         for how in (FENCED_BEFORE, FENCED_BEHIND):
             try:
-                taken = evaluation.call(source, subject, how=how)
+                taken = run.call(source, subject, how=how)
             except CallError as error:
                 found[how] = error.told
             else:
-                assert not [row for row in evaluation.rule(subject, taken) if row.bad]
+                assert not [row for row in run.rule(subject, taken) if row.bad]
     return found
 
 

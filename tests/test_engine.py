@@ -16,6 +16,7 @@ from definitions import GOOD, HIDDEN, rmsnorm, write, write_files, write_workloa
 from dialect_samples import GATED
 from pipeline import STACK, Run, engine_of, verdicts
 from safetensors.torch import save_file
+from solution_judge import candidate, solution_judge
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_definition
@@ -35,6 +36,7 @@ from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.untrusted import CaseResult, UntrustedSource
 from traceproof.run.workers import EngineSettings, Environment
 from traceproof.sandbox import Limits, Reply, Status
+from traceproof.solutions import trial
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
 pytestmark = pytest.mark.slow
@@ -177,15 +179,11 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
 
     def draw_on(self: DefinitionRun, drawn: Any, device: torch.device) -> None:  # noqa: ANN401 - private
         on(device)
-        return kept[0](self, drawn, device)
+        return kept(self, drawn, device)
 
-    def entries(self: DefinitionRun, inputs: Values, device: torch.device, case: Case) -> Any:  # noqa: ANN401
-        on(device)
-        return kept[1](self, inputs, device, case)
-
-    kept = DefinitionRun._draw_on, DefinitionRun._entries
+    kept = DefinitionRun._draw_on
     monkeypatch.setattr(DefinitionRun, "_draw_on", draw_on)
-    monkeypatch.setattr(DefinitionRun, "_entries", entries)
+    monkeypatch.setattr(engines, "set_seed", lambda _seed, device: on(device))  # before the oracle
     monkeypatch.setattr(engines, "drawing_device", lambda _definition, _case, device: device)
     monkeypatch.setattr("traceproof.run.engine.cuda_is_lost", lambda: lost)
     monkeypatch.setattr(Engine, "not_built", lambda *_: None)
@@ -197,6 +195,48 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
         rows = run.rows()
     assert {(row.verdict, row.reason) for row in rows} == PASSED
     assert asked.count("cuda") == (1 if lost else asked.count("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("error", "large", "lost", "solved_by"),
+    [
+        (TypeError("no such dtype on this device"), False, False, "cpu"),
+        (RuntimeError("device-side assert"), False, True, "cpu"),
+        (torch.OutOfMemoryError("CUDA out of memory"), True, False, "cpu"),
+        (RuntimeError("no such kernel on this device"), True, False, "nobody"),  # hours on a CPU
+    ],
+)
+def test_a_solution_s_case_is_solved_by_the_rule_of_the_engine(  # noqa: PLR0913
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, large: bool, lost: bool,
+    solved_by: str,
+) -> None:  # fmt: skip
+    tried: list[str] = []
+
+    def on_device(_inputs: Values, device: torch.device) -> Values:
+        tried.append(device.type)
+        raise error
+
+    monkeypatch.setattr(engines, "place", on_device)
+    monkeypatch.setattr(engines, "set_seed", lambda *_: None)
+    monkeypatch.setattr(engines, "cuda_is_lost", lambda: lost)
+    monkeypatch.setattr(engines, "ORACLE_HOST_BYTES", 0 if large else 1 << 40)
+    monkeypatch.setattr(trial, "drawing_device", lambda _definition, _case, device: device)
+    entry = planned(dataset, tmp_path / "cases")["alpha"]
+    subject = solve(entry.parsed, entry.cases[0].case)
+    solution = candidate("norm", GOOD)
+    with (
+        solution_judge(tmp_path, dataset=dataset) as judge,
+        trial.SolutionRun.of(entry.parsed, solution, judge.settings, judge.pool) as run,
+    ):
+        run.engine.device = torch.device("cuda")
+        if solved_by == "nobody":
+            with pytest.raises(RuntimeError, match="no such kernel"):
+                run.solved(subject)
+        else:
+            assert torch.equal(run.solved(subject).oracle["output"], subject.oracle["output"])
+            run.solved(subject)
+        assert run.engine.computing.type == ("cpu" if lost else "cuda")
+    assert tried == ["cuda"] * (1 if lost or solved_by == "nobody" else 2)
 
 
 def test_an_unknown_op_type_is_judged_by_its_own_float64_alone(tmp_path: Path) -> None:

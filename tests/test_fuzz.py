@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from definitions import rmsnorm, write
 from fuzzing import Further, repeatedly
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from traceproof.dataset.tree import read_tree
 from traceproof.lint.run import lint
+from traceproof.programs import bounded
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import SCALED_DOWN
 from traceproof.sandbox.policy import check
@@ -24,6 +26,7 @@ from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
 SEEDS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
 LONGEST = 300.0  # seconds for one definition; planning alone is bounded to 60
+MOST_BYTES = 16 << 30
 ODD_NUMBERS = [0, 1, -1, 2, 3, 7, 31, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 63, 10**30, 0.5, 1e308, True]
 ODD_TEXTS = [
     "", "x", "../..", "/etc", "a b", "\n", "\x1b[2J", "é", "\ud800", "lambda", "__x__", "1", "a" * 400, "{x}",
@@ -78,14 +81,13 @@ def definitions(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def try_it(value: dict[str, Any]) -> None:
-    """Everything that is done with a dataset without running references."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Everything that is done with a dataset without running references. Raises TimeoutError: it hangs."""
+    with tempfile.TemporaryDirectory() as folder, bounded(seconds=LONGEST, memory=MOST_BYTES):
         root = Path(folder) / "dataset"
         write(root, rmsnorm("good"))
         path = root / "definitions" / "fuzzed" / "x.json"
         path.parent.mkdir()
         path.write_text(json.dumps(value))
-        began = time.monotonic()
         tree = read_tree(root)
         cases = Path(folder) / "cases"
         index = plan(root, cases, PlanSelection(sizes=("small", "medium", "large")))
@@ -103,8 +105,19 @@ def try_it(value: dict[str, Any]) -> None:
         for entry in tree.definitions.values():
             check(entry.definition.reference)
         assert {item.name for item in Path(folder).iterdir()} == {"dataset", "cases"}
-        assert time.monotonic() - began < LONGEST
     assert not os.path.lexists("/etc/x.json")
+
+
+@pytest.mark.parametrize("step", ["read_tree", "lint"])
+def test_an_example_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def hang(_root: Path) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr("test_fuzz.LONGEST", 5.0)
+    monkeypatch.setattr(f"test_fuzz.{step}", hang)
+    with pytest.raises(TimeoutError, match="not done after 5 s"):
+        try_it(rmsnorm("other"))
 
 
 def test_no_definition_ends_a_run() -> None:

@@ -148,7 +148,7 @@ def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
     assert "nothing was compared" in table(summary)
 
 
-@pytest.mark.parametrize("damage", ["summary", "verdicts", "absent", "another run's"])
+@pytest.mark.parametrize("damage", ["summary", "verdicts", "absent", "another run's", "unreadable"])
 def test_a_summary_that_is_not_of_what_is_there_is_removed(tmp_path: Path, damage: str) -> None:
     verdicts, summary = tmp_path / "verdicts" / "rmsnorm.jsonl", tmp_path / "summary.json"
     write_text(verdicts, rows_text([row()]))
@@ -158,6 +158,8 @@ def test_a_summary_that_is_not_of_what_is_there_is_removed(tmp_path: Path, damag
         summary.write_text(summary.read_text(encoding="utf-8").replace("pass", "fail", 1), encoding="utf-8")
     elif damage == "absent":
         verdicts.unlink()
+    elif damage == "unreadable":
+        unreadable(verdicts)
     else:
         other = row(verdict="fail" if damage == "verdicts" else "error")
         verdicts.write_text(rows_text([other]), encoding="utf-8")
@@ -165,6 +167,13 @@ def test_a_summary_that_is_not_of_what_is_there_is_removed(tmp_path: Path, damag
         read_summary(summary)
     assert not summary.exists()
     assert verdicts.exists() is (damage == "summary")
+    assert not verdicts.is_symlink()
+
+
+def unreadable(path: Path) -> None:
+    """Make opening a file fail for every user, also for root, whom permissions do not stop."""
+    path.unlink()
+    path.symlink_to(path)
 
 
 def test_a_plan_that_was_damaged_before_its_verdicts_were_is_removed_with_them(tmp_path: Path) -> None:
@@ -201,6 +210,11 @@ def test_verdicts_that_were_changed_after_they_were_written_are_removed(tmp_path
     with pytest.raises(TraceproofError, match="the cache that knew is lost"):
         report([verdicts], tmp_path / "summary.json", known=None, cache=cache)
     assert not verdicts.exists()
+    write_text(verdicts, rows_text([row()]))
+    unreadable(verdicts)
+    with pytest.raises(TraceproofError, match="Run the same command again"):
+        report([verdicts], tmp_path / "summary.json", known=None, cache=cache)
+    assert not verdicts.is_symlink()
 
 
 def test_op_types_are_summarised_once_and_as_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

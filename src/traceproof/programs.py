@@ -204,7 +204,7 @@ def bounded(*, seconds: float, memory: int) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the main thread after some seconds; in other threads do nothing."""
+    """Raise TimeoutError in the main thread after some seconds; in other threads do nothing. Can be nested."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -213,9 +213,11 @@ def _alarm(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"not done after {seconds:g} s")
 
     former = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    began, (outer, _) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
+        if outer:  # seconds that the alarm around this one had left
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer - (time.monotonic() - began)))

@@ -206,7 +206,7 @@ def ended(judge: SolutionJudge, text: str, *hows: str, channels: int | None = No
     definition, cases = judge.planned(NAME)
     solution = candidate("norm", text).settled(definition)
     found: dict[str, str] = {}
-    with SolutionRun.of(definition, solution, judge.settings, judge.pool).prepared() as ready:
+    with SolutionRun.of(definition, solution, judge.settings, judge.pool) as ready:
         base = chosen(cases)
         assert base is not None
         subject = ready.subject(base.case)

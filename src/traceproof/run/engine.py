@@ -33,6 +33,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
+from traceproof.ops.op import Op
 from traceproof.programs import available_memory
 from traceproof.reasons import WORST_FIRST, Error, Skip, Unavailable, Verdict
 from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
@@ -176,6 +177,34 @@ class Engine:
                 if not self._lost:
                     raise
             return compute(CPU)
+
+    def expected(  # noqa: PLR0913, PLR0917 - one case, spelled out
+        self,
+        op: Op,
+        definition: Definition,
+        case: Case,
+        inputs: Callable[[], Values],  # called on each try: inputs that lie on a GPU are lost with it
+        device: torch.device,
+        memory: int,  # bytes that the case needs
+    ) -> Tensors:
+        """The oracle's entries for a case, computed on `device`; on the CPU where that has no memory or is lost.
+
+        An op whose cases are mostly solved on a CPU may not support another device: if it raises there, a small
+        case is computed on the CPU. Raises what the op raises: it can not be computed.
+        """
+
+        def entries(device: torch.device) -> Tensors:
+            set_seed(case.seed, device)
+            try:
+                placed = place(inputs(), device) if device.type == "cuda" else on_host(inputs())
+                values = op.expected(definition, placed, case.seen)
+                return _whole(dict(zip(values, plain_tensors(list(values.values())), strict=True)))
+            except (RuntimeError, ValueError, TypeError):
+                if device.type == "cpu" or memory > ORACLE_HOST_BYTES or cuda_is_lost():
+                    raise
+                return entries(CPU)
+
+        return self.where_it_fits(device, entries)
 
     def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> CaseResult | None:
         """An implementation's result for all cases that is known without running it; None: it has to be run."""
@@ -329,28 +358,18 @@ class DefinitionRun:
         large = case.planned.memory > ORACLE_HOST_BYTES or (self.settings.alone and there)
         device = self.engine.computing if large else CPU
 
-        def entries(device: torch.device) -> Tensors:
+        def inputs() -> Values:
             if there and self.engine.computing.type == "cpu":  # the inputs on the GPU are lost with it
                 self._draw_on(case, CPU)
-            try:
-                return self._entries(case.inputs or {}, device, case.planned.case)
-            except (RuntimeError, ValueError, TypeError):
-                # An op whose cases are mostly solved on a CPU may not support another device.
-                if device.type == "cpu" or case.planned.memory > ORACLE_HOST_BYTES or cuda_is_lost():
-                    raise
-                return self._entries(case.inputs or {}, CPU, case.planned.case)
+            return case.inputs or {}
 
+        planned = case.planned
         try:
-            return Right(oracle=self.engine.where_it_fits(device, entries))
+            found = self.engine.expected(self.op, self.definition, planned.case, inputs, device, planned.memory)
+            return Right(oracle=found)
         except Exception as error:  # noqa: BLE001 - the error stands in each row of the case
             message = f"the oracle: {describe(error)}"
             return Right(blocked=Ruling(Verdict.ERROR, Error.ORACLE, message, {}))
-
-    def _entries(self, inputs: Values, device: torch.device, case: Case) -> Tensors:
-        set_seed(case.seed, device)
-        placed = place(inputs, device) if device.type == "cuda" else on_host(inputs)
-        values = self.op.expected(self.definition, placed, case.seen)
-        return _whole(dict(zip(values, plain_tensors(list(values.values())), strict=True)))
 
     def _attempt(self, name: str, call: Callable[[], CaseResult]) -> CaseResult:
         """The result of a call; where too many before it timed out, an error without calling."""

@@ -287,7 +287,7 @@ def report(
     Raises TraceproofError: known.yaml or a verdict file can not be used, or the disk is full.
     """
     listed = read_known(known)
-    digests = {path.name: digest_file(path) for path in verdicts}
+    digests = {path.name: _digest_of(path) for path in verdicts}
     basis = digest_json([code_digest("run"), list(stacks), digest_file(known) if known is not None else None])
     keys = {path: digest_json([basis, digests[path.name]]) for path in verdicts}
     found: dict[str, Any] = {}
@@ -353,11 +353,18 @@ def read_summary(path: Path) -> dict[str, Any]:
     run = path.parent if path.name == SUMMARY else path.parent.parent
     value = read_sealed(path)
     made_of = {run / VERDICTS / name: digest for name, digest in value[MADE_OF].items()}
-    wrong = [one for one, digest in made_of.items() if not one.is_file() or digest_file(one) != digest]
+    wrong = [verdicts for verdicts, digest in made_of.items() if _digest_of(verdicts) != digest]
     if wrong:
         path.unlink(missing_ok=True)
     _make_again(wrong, f"{path} is not of the verdicts that are there")
     return value
+
+
+def _digest_of(verdicts: Path) -> str:
+    """Digest of a verdict file; empty if it is missing or can not be read, so it differs from that of any file."""
+    with suppress(OSError):
+        return digest_file(verdicts)
+    return ""
 
 
 def _make_again(verdicts: Sequence[Path], what: str) -> None:

@@ -313,8 +313,9 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
         watch.say("planning")
         definition, cases = trial.planned(item["definition"], settings)
         watch.done("planning")
-        run = trial.SolutionRun.of(definition, candidate, settings, pool)
-        made = trial.tried(run, cases, whole=settings.whole, watch=watch)
+        with trial.SolutionRun.of(definition, candidate, settings, pool) as run:
+            watch.done("preparing")
+            made = trial.tried(run, cases, whole=settings.whole, watch=watch)
         versions, device = inside.identity()
         return {**made.model_dump(mode="json"), "device": device, "versions": versions}
 

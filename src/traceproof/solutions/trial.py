@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import CPU, SolvedCase, drawing_device, make_inputs, on_host, place
+from traceproof.run.case import CPU, SolvedCase, drawing_device, make_inputs, on_host
 from traceproof.run.engine import DefinitionRun, Engine, shadowed, this_interpreter
 from traceproof.run.judging import JudgedCase, Right, Rulings, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
@@ -128,7 +128,7 @@ def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[Planne
 
 
 def tried(
-    evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool = True, watch: Watch | None = None
+    run: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool = True, watch: Watch | None = None
 ) -> SolutionTrial:
     """Judge all cases; the precision, if no other errors are seen; properties and speed, if no row is bad.
 
@@ -142,11 +142,10 @@ def tried(
     properties: tuple[PropertyResult, ...] = ()
     seen: tuple[PrecisionResult, ...] = ()
     speed: tuple[SpeedResult, ...] = ()
-    with evaluation.prepared() as ready, ExitStack() as stack:
-        watch.done("preparing")
-        watch.say("a first call" if ready.compiled is None else "compiling, with a first call")
+    with ExitStack() as stack:
+        watch.say("a first call" if run.compiled is None else "compiling, with a first call")
         measured: Measuring | None = None
-        for row in ready.rows(cases):
+        for row in run.rows(cases):
             rows.append(row)
             if "a first call" not in watch.seconds and row.verdict is not Verdict.SKIP:
                 watch.done("a first call")
@@ -154,25 +153,25 @@ def tried(
             if row.bad and (not whole or row.message.startswith(SETUP_FAILED)):
                 break
             # By then, most wrong answers have been found.
-            if len(rows) == SURE and not bad(rows) and beside_cases(ready, cases):
-                measured = stack.enter_context(measuring(ready, cases, watch))
+            if len(rows) == SURE and not bad(rows) and beside_cases(run, cases):
+                measured = stack.enter_context(measuring(run, cases, watch))
         watch.done("cases")
         wrong = bad(rows)
         if (whole or not wrong) and all(row.reason in ROUNDED for row in wrong):
             watch.say("its precision")
-            measured = measured or stack.enter_context(measuring(ready, cases, watch))
+            measured = measured or stack.enter_context(measuring(run, cases, watch))
             seen = measured.precision.result()
         if not wrong and measured is not None:
             properties, further = measured.properties.result()
             rows += further
         stack.close()  # ends measurements whose results are not needed
         watch.done("properties")
-        if evaluation.settings.timed and not bad(rows):
+        if run.settings.timed and not bad(rows):
             watch.say("its speed")
-            speed, late = measure_speed(ready, cases)
+            speed, late = measure_speed(run, cases)
             rows += late
             watch.done("speed")
-    isolation = ", ".join(sorted(evaluation.reached - {""}))
+    isolation = ", ".join(sorted(run.reached - {""}))
     return SolutionTrial(
         rows=tuple(rows),
         properties=properties,
@@ -269,25 +268,46 @@ class SolutionRun:
     settings: JudgeSettings
     pool: Pool
     unknown: str | None  # why there is no oracle; None: there is one
-    engine: Engine | None = None
-    reference: UntrustedSource | None = None
+    engine: Engine
+    limits: Limits  # per call
+    reference: UntrustedSource | None = None  # if there is no oracle
     compiled: CompiledFiles | None = None
     reached: set[str] = field(default_factory=set)  # accessible things where isolation was incomplete
 
     @classmethod
+    @contextmanager
     def of(
         cls, definition: Definition, candidate: Candidate, settings: JudgeSettings, pool: Pool
-    ) -> "SolutionRun":
-        """Prepare judging a solution to a definition."""
+    ) -> Iterator[Self]:
+        """A solution to a definition, with an engine, a place for compiled files, and a reference if needed."""
         op, unknown = registry.for_definition(definition)
-        return cls(
-            definition=definition, op=op, candidate=candidate, settings=settings, pool=pool, unknown=unknown
+        limits = Limits(**settings.limits)
+        of_engine = EngineSettings(
+            environments={MAIN: this_interpreter(on_gpu=settings.gpu)},
+            limits=limits,
+            dataset=Path(settings.dataset),
+            tolerance=settings.tolerance,
+            figures=False,  # a certificate has only those of failures
+            alone=True,
         )
-
-    @property
-    def limits(self) -> Limits:
-        """Limits per call."""
-        return Limits(**self.settings.limits)
+        with ExitStack() as stack:
+            made = cls(
+                definition=definition,
+                op=op,
+                candidate=candidate,
+                settings=settings,
+                pool=pool,
+                unknown=unknown,
+                engine=stack.enter_context(Engine(of_engine, untrusted=pool)),
+                limits=limits,
+            )
+            if candidate.compiles(gpu=settings.gpu):
+                apart = pool.layers()["files"] == HOLDS
+                made = replace(made, compiled=stack.enter_context(CompiledFiles.new(apart=apart)))
+            if unknown is not None and refusal(definition.reference) is None:
+                reference = stack.enter_context(loaded(definition, pool, limits=limits))
+                made = replace(made, reference=reference)
+            yield made
 
     @property
     def device(self) -> str:
@@ -327,27 +347,6 @@ class SolutionRun:
             token="" if compiled is None else compiled.name,
         )
 
-    @contextmanager
-    def prepared(self) -> Iterator[Self]:
-        """This run with an engine, a place for compiled files, and the reference if there is no oracle."""
-        with ExitStack() as stack:
-            settings = EngineSettings(
-                environments={MAIN: this_interpreter(on_gpu=self.settings.gpu)},
-                limits=self.limits,
-                dataset=Path(self.settings.dataset),
-                tolerance=self.settings.tolerance,
-                figures=False,  # a certificate has only those of failures
-                alone=True,
-            )
-            ready = replace(self, engine=stack.enter_context(Engine(settings, untrusted=self.pool)))
-            if self.candidate.compiles(gpu=self.settings.gpu):
-                apart = self.pool.layers()["files"] == HOLDS
-                ready = replace(ready, compiled=stack.enter_context(CompiledFiles.new(apart=apart)))
-            if self.unknown is not None and refusal(self.definition.reference) is None:
-                reference = loaded(self.definition, self.pool, limits=self.limits)
-                ready = replace(ready, reference=stack.enter_context(reference))
-            yield ready
-
     @property
     def side_by_side(self) -> bool:
         """Whether it may run in several workers at once: each has a folder for compiled files."""
@@ -373,7 +372,6 @@ class SolutionRun:
         for case in cases:
             if case.skip is not None:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
-        assert self.engine is not None
         run = DefinitionRun(self.engine, PlannedDefinition.alone(self.definition, order, self.unknown))
         drawn = [case for case in order if case.case.size != WORKLOADS]
         compiling: PlannedCase | None = None
@@ -441,10 +439,6 @@ class SolutionRun:
         further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
         return self.call(source, subject, further=further, seconds=seconds)
 
-    @property
-    def _computing(self) -> torch.device:
-        return CPU if self.engine is None else self.engine.computing
-
     def subject(self, case: Case) -> SolvedCase:
         """A case with inputs and expected values, which are the reference's shadow if there is no oracle."""
 
@@ -452,9 +446,8 @@ class SolutionRun:
             dataset = Path(self.settings.dataset)
             return on_host(make_inputs(self.op, self.definition, case, device=device, dataset=dataset))
 
-        device = drawing_device(self.definition, case, self._computing)
-        inputs = drawn(device) if self.engine is None else self.engine.where_it_fits(device, drawn)
-        return self.solved(self._subject(case, inputs))
+        device = drawing_device(self.definition, case, self.engine.computing)
+        return self.solved(self._subject(case, self.engine.where_it_fits(device, drawn)))
 
     def _subject(self, case: Case, inputs: Values) -> SolvedCase:
         """A drawn case. Its seed for torch's generator does not reveal the case."""
@@ -465,16 +458,10 @@ class SolutionRun:
         """The case with expected values, computed on the GPU if it is large and its indices in range (`safe`)."""
         if self.unknown is not None:
             return replace(subject, oracle=self._shadow(subject))
-
-        def expected(device: torch.device) -> Tensors:
-            found = self.op.expected(self.definition, place(subject.inputs, device), subject.case.seen)
-            return {name: value.cpu() for name, value in found.items()}
-
-        device = drawing_device(subject.definition, subject.case, self._computing) if safe else CPU
-        if self.engine is not None and device.type == "cuda":
-            with suppress(RuntimeError, ValueError, TypeError):  # the op works on no other device
-                return replace(subject, oracle=self.engine.where_it_fits(device, expected))
-        return replace(subject, oracle=expected(CPU))
+        what = self.op, self.definition, subject.case
+        device = drawing_device(self.definition, subject.case, self.engine.computing) if safe else CPU
+        memory = self.op.memory(self.definition, subject.case)
+        return replace(subject, oracle=self.engine.expected(*what, lambda: subject.inputs, device, memory))
 
     def _shadow(self, subject: SolvedCase) -> Tensors:
         """The reference in float64, and with sums in another order; {} if it can not be computed."""
