@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
     *("chain", "pipeline", "ops", "exploits", "interrupts", "testgen_runs", "solutions", "every_form", "engine"),
-    *("nox", "tutorial", "other_suites", "testgen", "history", "bumps", "doctor", "lab", "imports"),
-    *("api", "ops_sampling", "publish_push", "sources_checkout", "extract_definitions", "shadow", "border"),
-    *("draw", "adapters_sglang", "pytest_plugin", "lossless", "precision", "hostile", "fetch", "ops_families"),
+    *("api", "nox", "bumps", "examples", "other_suites", "testgen", "ops_sampling", "formats", "doctor", "lab"),
+    *("imports", "publish_push", "sources_checkout", "extract_definitions", "shadow", "border", "stress", "judge"),
+    *("worker_isolation", "draw", "adapters_sglang", "hostile", "fetch", "plan", "ops_families"),
 )
 
 

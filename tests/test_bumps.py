@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from pipeline import row as row_of
+from repository import Ran, Repository
+from ruamel.yaml import YAML
 from source_remotes import Upstream
 
+import replay_history
+from replay_history import Bug, Found, NoReleaseError, Releases, Why, bugs, judged, parsed
 from traceproof.bumps.bisect import Bisection, commits_between
 from traceproof.bumps.diff import Diff, diff
 from traceproof.bumps.history import Kept, Scope, find, keep
+from traceproof.checkouts.packages import newest
 from traceproof.checkouts.pins import Pin
 from traceproof.cli import main, run
 from traceproof.cli.results import difference
 from traceproof.errors import TraceproofError
+from traceproof.reasons import Skip
+from traceproof.run.schema import VerdictRow
 
 PINS = {"fla": Pin(url="https://example.org/x", commit="1" * 40)}
 STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]
@@ -353,3 +363,187 @@ def test_the_good_end_has_to_come_first(upstream: Upstream) -> None:
     history(upstream)
     with pytest.raises(TraceproofError, match="does not come before"):
         commits_between(upstream.folder, "main", "good")
+
+
+# Stands in for traceproof: `verify` keeps the state that the test planned and ends as planned, the rest is real.
+PROGRAM = """#!/bin/sh
+if [ "$1" != verify ]; then exec {python} -m traceproof "$@"; fi
+mkdir -p results/history
+cp planned.json "results/history/$(cat planned.json | cksum | tr -d ' ').json"
+exit "$(cat planned.code)"
+"""
+ROW = {"definition": "rmsnorm_h96", "op_type": "rmsnorm", "case": "small-0", "output": "output", "reason": None}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    copy = Repository.copy(tmp_path)
+    program = tmp_path / "bin" / "traceproof"
+    program.parent.mkdir()
+    program.write_text(PROGRAM.format(python=sys.executable))
+    program.chmod(0o755)
+    return copy
+
+
+def watch(repository: Repository, *take: str, version: int = 0, verdict: str = "pass", code: int = 0) -> Ran:
+    """A run as cron or CI starts it, in which `verify` gives one row, of one version of a package, and a code."""
+    about = {"digest": f"{version}", "time": "", "stacks": {"sglang": {"sglang": f"{version}"}}}
+    row = {**ROW, "implementation": "sglang_native", "verdict": verdict, "message": "", "whole": True}
+    (repository.root / "planned.json").write_text(json.dumps(about | {"rows": [row]}))
+    (repository.root / "planned.code").write_text(str(code))
+    path = f"{repository.root / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = repository.environment | {"PATH": path}
+    return Ran.of(str(ROOT / "examples" / "watch.sh"), "watch", *take, cwd=repository.root, env=environment)
+
+
+def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(repository: Repository) -> None:
+    found = []
+    for version, verdict in enumerate(("pass", "fail", "pass")):
+        ran = watch(repository, "true", version=version, verdict=verdict, code=int(verdict == "fail"))
+        difference = json.loads((repository.root / "watch" / "verdicts.json").read_text())
+        page = (repository.root / "watch" / "verdicts.md").read_text()
+        assert ran.code == difference["exit_code"], ran.out
+        found.append((ran.code, bool(difference["failing"]), bool(difference["passing"])))
+        assert ("rmsnorm_h96 small-0 sglang_native output: pass" in page) == (ran.code == 1), page
+        assert ("No verdict differs." in page) == (version == 0), page
+    assert found == [(0, False, False), (1, True, False), (0, False, True)]
+
+
+@pytest.mark.parametrize(("take", "code"), [("false", 0), ("true", 2)])
+def test_what_was_not_found_out_leaves_no_earlier_answer(repository: Repository, take: str, code: int) -> None:
+    assert watch(repository, "true").code == 0
+    ran = watch(repository, take, code=code)
+    assert (ran.code, list((repository.root / "watch").glob("verdicts.*"))) == (2, [])
+
+
+def test_the_newest_release_is_what_pips_indexes_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tiny-0.9.tar.gz", "tiny-0.10.tar.gz", "tiny-1.0rc1.tar.gz"):
+        (tmp_path / name).touch()
+    for name, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1", "FIND_LINKS": str(tmp_path)}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    assert newest("tiny") == "0.10"
+    with pytest.raises(TraceproofError, match="tell no newest version of another"):
+        newest("another")
+
+
+FILE = """
+title: The norm is too large
+kind: scale
+op_type: rmsnorm
+package: sglang
+last_bad: "1.1"
+first_good: "1.2"
+hardware: cpu
+shows: wrong
+cases: regular
+needs: any row
+definitions: [rmsnorm_*]
+evidence: {sglang/srt/layers/layernorm.py: a factor is gone}
+"""
+
+
+def bug(**changes: Any) -> Bug:  # noqa: ANN401 - fields
+    return parsed("planted", YAML(typ="safe").load(FILE)).model_copy(update=changes)
+
+
+def test_every_bug_of_the_catalogue_can_be_read() -> None:
+    assert len(bugs()) >= 33
+    assert {one.kind for one in bugs().values()} >= {"address", "mask", "layout", "race"}
+
+
+def verdict_row(case: str, verdict: str, **more: Any) -> VerdictRow:  # noqa: ANN401 - fields
+    values = {"definition": "d", "op_type": "rmsnorm", "case": case, "implementation": "x", "output": "output"}
+    return VerdictRow.model_validate({**values, "verdict": verdict, **more})
+
+
+CRASH = verdict_row("a", "error", reason="crash", output="*")
+REFUSED = verdict_row("a", "error", reason="exception", message="unexpected keyword")
+SKIPPED = verdict_row("a", "skip", reason="no_cuda", message="needs a CUDA device")
+PASS, FAIL = verdict_row("a", "pass"), verdict_row("a", "fail")
+BOTH = [PASS, verdict_row("b", "pass")]
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after", "found", "reason"),
+    [
+        pytest.param({}, [FAIL, BOTH[1]], BOTH, Found.CAUGHT, None, id="fails with the bug alone"),
+        pytest.param({}, [PASS], [PASS], Found.MISSED, None, id="passes on both"),
+        pytest.param({}, [REFUSED], [PASS], Found.NOT_HERE, Why.NOT_RUN, id="the old release refuses the call"),
+        pytest.param({"shows": "error"}, [CRASH], [PASS], Found.CAUGHT, None, id="a bug that crashes"),
+        pytest.param({"kind": "address"}, [CRASH, BOTH[1]], BOTH, Found.CAUGHT, None, id="an address"),
+        pytest.param({}, [CRASH, BOTH[1]], BOTH, Found.MISSED, None, id="a crash of another bug"),
+        pytest.param({"shown_by": ("b",)}, [FAIL, BOTH[1]], BOTH, Found.MISSED, None, id="in another case"),
+        pytest.param({}, [SKIPPED], [SKIPPED], Found.NOT_HERE, Skip.NO_CUDA, id="skipped"),
+    ],
+)
+def test_a_bug_is_caught_where_a_case_that_shows_it_fails_with_it_and_passes_without_it(
+    what: dict[str, Any], before: list[VerdictRow], after: list[VerdictRow], found: Found, reason: object
+) -> None:
+    outcome = judged(bug(**what), before, after)
+    assert (outcome.found, outcome.reason) == (found, reason)
+    assert outcome.finding is (found is Found.MISSED)
+
+
+def test_a_release_without_the_bug_that_fails_is_an_alarm() -> None:
+    found = judged(bug(), [FAIL], [FAIL, verdict_row("b", "pass")])
+    assert (found.found, found.alarms, found.finding) == (Found.MISSED, ("d a x output",), True)
+
+
+def wheel(folder: Path, version: str, *, factor: str) -> None:
+    """A released package of which only the norm is there."""
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"sglang-{version}-py3-none-any.whl", "w") as archive:
+        for name, text in BASE.items():
+            path = name.removeprefix("python/").replace("1.0", version)
+            archive.writestr(
+                path, str(text).replace("1.0", version).replace("x * weight", f"x * weight * {factor}")
+            )
+        archive.writestr(f"sglang-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+
+
+def test_the_releases_nearest_the_fix_are_taken_from_a_folder(tmp_path: Path) -> None:
+    for version in ("0.9", "1.0", "1.1", "1.2", "1.3"):
+        wheel(tmp_path / "wheels", version, factor="1")
+    releases = Releases(tmp_path / "releases", tmp_path / "wheels")
+    assert releases.pair(bug(since="1.0"), None) == ("1.1", "1.2")
+    assert releases.pair(bug(since="0.9", last_bad="1.0", first_good="1.3"), None) == ("1.0", "1.3")
+    assert releases.pair(bug(last_bad="1.3", first_good="1.4"), "1.5") == ("1.3", None)
+    with pytest.raises(NoReleaseError, match=r"from 1\.4 on, nor is one installed"):
+        releases.pair(bug(last_bad="1.3", first_good="1.4"), "1.3")
+    with pytest.raises(NoReleaseError, match="pip download"):
+        releases.pair(bug(last_bad="0.8", first_good="0.9"), None)
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone of traceproof with results of its own, with one bug in its catalogue."""
+    folder = clone_of_traceproof(tmp_path / "repository", "torch", "sglang")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(replay_history, "bugs", lambda: {"planted": bug()})
+    return folder
+
+
+def replay(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    answer = folder / "answer.json"
+    return replay_history.main(["--json", str(answer), *arguments]), json.loads(answer.read_text())
+
+
+@pytest.mark.slow
+def test_a_planted_bug_is_caught_between_its_releases_and_one_that_no_case_shows_is_a_miss_and_a_finding(
+    ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = {"planted": bug(), "unseen": bug(id="unseen", shown_by=("edge-empty",))}
+    monkeypatch.setattr(replay_history, "bugs", lambda: planted)
+    wheels = ours / "wheels"
+    for version in ("1.1", "1.2"):
+        wheel(wheels, version, factor="1.02" if Version(version) < Version("1.2") else "1")
+    code, found = replay(ours, "--packages", str(wheels))
+    outcome, unseen = found["outcomes"]
+    assert (outcome["found"], outcome["bad"], outcome["good"], outcome["alarms"]) == ("caught", "1.1", "1.2", [])
+    assert outcome["flips"]
+    assert (unseen["found"], unseen["flips"], code) == ("missed", [], 1)
+    replays = ours / "results" / "replays"
+    ended = json.loads((replays / "outcomes" / f"{outcome['bug']}.json").read_text())
+    assert ended["flips"] == outcome["flips"]
+    kept = json.loads((replays / "replay.json").read_text())
+    assert kept["outcomes"][0]["flips"] == outcome["flips"]

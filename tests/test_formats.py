@@ -1,21 +1,27 @@
-"""Narrow formats: every code both ways against independent implementations, ties, NaN, saturation, layouts."""
+"""Number formats: their codes and roundings, cases that lose nothing, the precision that errors show."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 
 import op_support as ops
+import planted_attention as planted
 import pytest
 import torch
 
+from forensics import Plant, examined, plants
 from traceproof.dataset.definition import Definition
+from traceproof.judge.numerics import exactly
+from traceproof.judge.precision import FORMATS, examine, rounded
 from traceproof.ops import registry
+from traceproof.ops.base import dtype_of
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import LOSSLESS, UNUSUAL
-from traceproof.ops.compare import Exact
+from traceproof.ops.compare import Exact, Quantised
 from traceproof.ops.formats import (
     DOWN,
     E2M1,
@@ -32,12 +38,13 @@ from traceproof.ops.formats import (
 )
 from traceproof.ops.formula import Wide
 from traceproof.reasons import Verdict
-from traceproof.run.case import solve
-from variants import requantise_fp4
+from traceproof.run.case import SolvedCase, solve
+from traceproof.run.plan import PlanSelection, planned_alone
+from variants import requantise_fp4, variants_of
 
 PYTORCH = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, E8M0: torch.float8_e8m0fnu}
 ML_DTYPES = {E2M1: "float4_e2m1fn", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2", E8M0: "float8_e8m0fnu"}
-FORMATS = pytest.mark.parametrize("form", ML_DTYPES, ids=lambda form: form.name)
+CODES = pytest.mark.parametrize("form", ML_DTYPES, ids=lambda form: form.name)
 SIGNS = (1, -1)
 
 
@@ -82,14 +89,14 @@ def telling(form: Format) -> list[float]:
     return [one for one in [*beside.tolist(), *(one for side in both for one in side.tolist())] if one > 0]
 
 
-@FORMATS
+@CODES
 def test_every_code_stands_for_what_its_bits_say(form: Format) -> None:
     for code, value in zip(codes_of(form).tolist(), form.decode(codes_of(form)).tolist(), strict=True):
         right = meaning(form, code)
         assert value == right or (math.isnan(value) and math.isnan(right)), code
 
 
-@FORMATS
+@CODES
 def test_numbers_become_the_nearest_code(form: Format) -> None:
     values = telling(form)
     found = form.encode(torch.tensor(values)).tolist()
@@ -129,7 +136,7 @@ def test_pytorch_says_the_same(form: Format) -> None:
     assert torch.equal(form.encode(back[known], saturate=False), codes[known])
 
 
-@FORMATS
+@CODES
 def test_ml_dtypes_says_the_same(form: Format) -> None:
     theirs = pytest.importorskip("ml_dtypes", reason="package_absent: ml_dtypes")
     kind, codes = getattr(theirs, ML_DTYPES[form]), codes_of(form)
@@ -153,7 +160,7 @@ def test_what_lies_beyond_saturates_or_overflows() -> None:
     assert E8M0.encode(torch.tensor([0.0, -1.0, 1e-45, math.inf, math.nan])).tolist() == [0, 0, 0, 254, 255]
 
 
-@FORMATS
+@CODES
 def test_codes_in_order_are_numbers_in_order(form: Format) -> None:
     codes = codes_of(form)
     known = codes[~form.decode(codes).isnan()]
@@ -221,3 +228,160 @@ def test_codes_have_bounds_and_batches_have_halves_or_none(definition: Definitio
         assert {f"{name}@{end}" for name in coded for end in ("low", "high")} <= subject.oracle.keys()
         halves = halved(subject)
         assert halves is None or len(halves.inputs) == 2
+
+
+DEFINITIONS = {definition.name: definition for definition in (*ops.OWN, *planted.ALL)}
+# What has no middle: the last elements, states of eight bits, a sum with a residual of 0; quotients and roots
+COPIED = {
+    ("causal_conv1d", "new_state"),
+    ("mamba_ssd_combined", "final_states"),
+    ("rmsnorm", "residual_out"),
+    *(("kda", name) for name in ("conv_state_out", "state_out")),
+    ("gdn", "conv_state_out"),
+    ("trtllm_gen_routing_e24_k3_t4", "topk_weights"),
+    *((f"{name}fused_kda_decode_h2_d16", "output") for name in ("", "packed_")),
+}
+WITHOUT = {
+    "attention",
+    "block_sparse",
+    "msa_proxy",
+    "msa_topk",
+    "fp8_paged_mqa_logits_h8_d32_bs32",
+    "concat_mla_k_h3_nope48_rope16",
+    "concat_mla_kv_fp8_h3_kv160_rope16",
+    "fmha_v2_prefill_fp8_h2_d32",
+    "gdn_mtp_replay_qk2_v4_d16",
+    "single_prefill_mask_alibi_h4_kv2_d32",
+    "trtllm_fmha_packed_h3_d32",
+    "xqa_mla_h4_ckv32_qk48_ps8",
+    "gdn2",
+    "gdp",
+    "kda_recurrent_q2_v4_d32",
+    "topk",
+    "trtllm_paged_dcp_spec",
+    "page_append",
+    "rmsnorm_sigmoid_gate",
+    "sampling",
+    "softcap",
+    *(
+        "comm",
+        "all_gather_gated_residual_next_rmsnorm",
+        "all_gather_rmsnorm_fp4_quantize",
+    ),
+    *("mhc_pre_big_fuse", "fused_rmsnorm_silu_h96", "add_rmsnorm_fp4quant_h96"),
+    *("mla_rope_quantize_fp8_h4_rope32", "rope_quantize_fp8_append_h4_kv2_rope32_ps4"),
+    *("moe_preprocess", "hash_topk_e48_k4_v64"),
+    "layernorm_no_bias_h96",
+}  # `ops.lossless` says why; copies are exact
+
+
+@cache
+def lossless(name: str) -> SolvedCase | None:
+    definition = DEFINITIONS[name]
+    planned = planned_alone(definition, PlanSelection(sizes=("small",), hidden_seed=5)).cases
+    case = next((one.case for one in planned if one.id == "hidden-lossless"), None)
+    return None if case is None else solve(definition, case)
+
+
+def narrow(subject: SolvedCase) -> dict[str, torch.dtype]:
+    """The outputs of 16 bits."""
+    kinds = {name: dtype_of(spec) for name, spec in subject.definition.outputs.items()}
+    return {name: dtype for name, dtype in kinds.items() if dtype in {torch.bfloat16, torch.float16}}
+
+
+def away(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded to nearest, ties away from zero."""
+    near = value.to(dtype)
+    beyond = torch.nextafter(near, near * float("inf"))
+    middle = (near.double() + beyond.double()) / 2
+    return torch.where((near.double().abs() < value.abs()) & (middle == value), beyond, near)
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_the_exact_value_alone_passes(name: str) -> None:
+    definition = DEFINITIONS[name]
+    subject = lossless(name)
+    if (
+        {definition.op_type, name} & WITHOUT
+        or "topk_indices" in definition.outputs
+        or "rope_theta" in definition.inputs
+    ):
+        assert subject is None
+        return
+    assert subject is not None
+    floats = [
+        name for name, one in subject.inputs.items() if isinstance(one, torch.Tensor) and one.is_floating_point()
+    ]
+    assert {*floats} <= {*registry.get(definition.op_type).of_form(definition).lossless(definition)}
+    for output, dtype in narrow(subject).items():
+        value = subject.oracle[output].float().double()
+        right, tied = exactly(value, dtype), away(value, dtype)
+        copied = not {(definition.op_type, output), (name, output)}.isdisjoint(COPIED)
+        assert torch.equal(tied.double(), right) == copied
+        for reference in (True, False):
+            assert subject.ruling(output, right.to(dtype), reference=reference).verdict is Verdict.PASS
+            for wrong in (right * 1.004).to(dtype), *(() if copied else (tied,)):
+                assert subject.ruling(output, wrong, reference=reference).verdict is Verdict.FAIL
+
+
+def truncated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded towards zero."""
+    near = value.to(dtype)
+    return torch.where(near.double().abs() > value.abs(), torch.nextafter(near, near * 0), near)
+
+
+@pytest.mark.parametrize("name", [one.name for one in DEFINITIONS.values() if one.op_type == "moe"])
+def test_experts_on_a_gpu_are_neither_cut_off_nor_too_large_where_requantising_loses_nothing(name: str) -> None:
+    subject = lossless(name)
+    assert subject is not None
+    [(output, dtype)] = narrow(subject).items()
+    value = subject.oracle[output]
+    near = value.to(dtype)
+    for given, right in ((near, True), (truncated(value, dtype), False), ((value * 1.003).to(dtype), False)):
+        ruling = subject.ruling(output, given, on_gpu=True)
+        assert (ruling.verdict is Verdict.PASS) == right, ruling.message
+
+
+def test_what_a_gpu_need_not_compute_exactly_is_exact_on_a_cpu_alone() -> None:
+    subject = lossless("gemm_n96_k160")
+    assert subject is not None
+    [(output, dtype)] = narrow(subject).items()
+    near = subject.oracle[output].to(dtype)
+    near.view(-1)[0] *= 1 + torch.finfo(dtype).eps
+    found = [subject.ruling(output, near, reference=True, on_gpu=on_gpu).verdict for on_gpu in (False, True)]
+    assert found == [Verdict.FAIL, Verdict.PASS]
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_no_equivalent_variant_is_refused(name: str) -> None:
+    subject, variants = lossless(name), variants_of(DEFINITIONS[name].op_type)
+    assert variants
+    if subject is None:
+        return
+    for variant in variants:
+        for output, value in (variant.make(subject) or {}).items():
+            quantised = isinstance(subject.expected(output).comparison, Quantised)
+            for reference in (False,) if quantised and " in " in variant.name else (False, True):
+                ruling = subject.ruling(output, value, reference=reference)
+                assert ruling.verdict is Verdict.PASS, f"{variant.name}: {output}: {ruling.message}"
+
+
+@pytest.mark.parametrize("plant", tuple(plants()), ids=lambda p: f"{p.kind}-{p.out}-{p.truth}-{p.order}")
+def test_a_planted_precision_is_named(plant: Plant) -> None:
+    found = examined(plant, 50)
+    assert str(found) == plant.truth
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rounding_is_to_the_nearest_and_only_once(name: str) -> None:
+    value = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    once = rounded(value, name)
+    digits, _ = FORMATS[name]
+    assert torch.equal(rounded(once, name), once)
+    assert float(((once - value).abs() / value.abs())[value.abs() > 0.1].max()) <= 2.0 ** -(digits + 1)
+
+
+def test_what_says_nothing_is_not_told() -> None:
+    inputs = {"A": torch.randn(2, 4), "B": torch.randn(4)}
+    assert examine(inputs, ("A",), lambda _: torch.zeros(2), lambda _: torch.zeros(2)) is None
+    assert examine(inputs, ("A",), lambda _: torch.full((99,), torch.nan), lambda _: torch.zeros(99)) is None

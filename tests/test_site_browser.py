@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from site_support import BROKEN, HOSTILE, NAMES, site_run
+from test_site import BROKEN, HOSTILE, NAMES, site_run
 
 from traceproof.names import path_part
 from traceproof.site.build import build

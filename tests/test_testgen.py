@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from definitions import GOOD, rmsnorm, write
-from testgen_support import NOTHING_KNOWN, contents, dataset, everything
 
 from traceproof.audit import audit
 from traceproof.dataset.definition import Definition
@@ -34,6 +33,7 @@ from traceproof.testgen.generate import (
     CONFTEST,
     PLACE,
     Divergences,
+    Generated,
     GenerateOptions,
     conftest_text,
     generate,
@@ -45,6 +45,25 @@ from traceproof.testgen.running import DefinitionTestRow, OpTypeTests, run_tests
 from traceproof.testgen.suite import LARGE, SuiteCase, threads
 from traceproof.testgen.summary import described, judged, table
 from traceproof.testgen.texts import render, served
+
+NOTHING_KNOWN = Divergences()
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Two definitions."""
+    for name in ("rmsnorm_a", "rmsnorm_b"):
+        write(tmp_path, rmsnorm(name))
+    return tmp_path
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def everything(root: Path, *, force: bool = False) -> Generated:
+    return generate(GenerateOptions(root=root, everything=True, force=force), NOTHING_KNOWN)
+
 
 __all__ = ["dataset"]
 SAMPLES = Path(__file__).parent / "dataset"

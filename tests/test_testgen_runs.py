@@ -11,7 +11,7 @@ import forked
 import pytest
 from definitions import GOOD, rmsnorm, write, write_workloads
 from dialect_samples import GATED
-from testgen_support import NOTHING_KNOWN, contents, dataset, everything
+from test_testgen import NOTHING_KNOWN, contents, dataset, everything
 
 from traceproof.cli import main, run
 from traceproof.testgen.generate import PLACE, GenerateOptions, generate

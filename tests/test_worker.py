@@ -215,7 +215,10 @@ def test_what_a_preload_names_is_called_where_it_is_there() -> None:
 
 
 def test_a_preload_that_starts_threads_is_refused() -> None:
-    with pool(preload=("worker_threads",)) as broken, pytest.raises(TraceproofError, match="2 threads"):
+    with (
+        pool(preload=("worker_misdeeds:thread",)) as broken,
+        pytest.raises(TraceproofError, match="2 threads"),
+    ):
         broken.layers()
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,10 @@ PREPARED: list[int] = []
 
 def prepared() -> None:
     PREPARED.append(os.getpid())
+
+
+def thread() -> None:
+    threading.Thread(target=time.sleep, args=(ENDED,), daemon=True).start()
 
 
 def fail(payload: str, scratch: Path) -> Handler:
