@@ -313,11 +313,9 @@ def chunked(actual: torch.Tensor, entries: dict[str, torch.Tensor], kind: Compar
     numerics = numerics_of(expected, actual.dtype, None)
     parts = [slice(start, start + rows) for start in range(0, len(actual), rows)]
     for part in parts:
-        prepared = numerics.measure(actual[part], {k: v[part] for k, v in entries.items()}, part.start)
-        if not numerics.two_passes:
-            numerics.hold_prepared(prepared)
-    for part in parts if numerics.two_passes else ():
-        numerics.hold(actual[part], {k: v[part] for k, v in entries.items()}, part.start)
+        numerics.measure(actual[part], {k: v[part] for k, v in entries.items()}, part.start)
+    for part in parts:
+        numerics.check(actual[part], {k: v[part] for k, v in entries.items()}, part.start)
     return rule_on(numerics)
 
 
@@ -369,11 +367,12 @@ def test_chunks_fall_on_the_same_side_of_a_gate(kind: str, outwards: float) -> N
     gate = numeric_gate(cast("Numeric", KINDS[kind]), torch.bfloat16)
     parts = [{k: v[row : row + 1] for k, v in entries.items()} for row in range(len(actual))]
     for row, part in enumerate(parts):
-        gate.pool(gate.prepare(actual[row : row + 1], part))
+        gate.add(gate.prepare(actual[row : row + 1], part))
     for row, part in enumerate(parts):
-        gate.hold(gate.prepare(actual[row : row + 1], part))
-    assert gate.gate().margin == pytest.approx(outwards, rel=1e-6)
-    assert gate.gate().ok == (outwards < 1)
+        if gate.due(row):
+            gate.check(gate.prepare(actual[row : row + 1], part))
+    assert gate.result().margin == pytest.approx(outwards, rel=1e-6)
+    assert gate.result().ok == (outwards < 1)
 
 
 @pytest.mark.parametrize(("exact", "verdict"), [(65503.0, "pass"), (65000.0, "fail"), (60000.0, "fail")])

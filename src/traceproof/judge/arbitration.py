@@ -74,23 +74,22 @@ def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: E
     if registry.for_definition(subject.definition)[1] is not None:
         return  # mutants exist only for forms that the op knows
     right = RIGHT.make(subject)
-    own = ((mutant.name, mutant.make(subject)) for mutant in registry.mutants_of(subject.definition))
-    generic = ((one.name, None if right is None else one.change(right)) for one in generic_mutants(RIGHT))
-    for name, made in chain(own, generic):
-        if made is None or output not in made or made[output].shape != actual.shape:
+    of_op = ((mutant.name, mutant.make(subject)) for mutant in registry.mutants_of(subject.definition))
+    of_any = ((mutant.name, mutant.change(right)) for mutant in generic_mutants(RIGHT)) if right else ()
+    for name, outputs in chain(of_op, of_any):
+        if outputs is None or output not in outputs or outputs[output].shape != actual.shape:
             continue
-        if _matches(actual, made[output].to(torch.float64), expected):
+        if _matches(actual, outputs[output].to(torch.float64), expected):
             yield f"as with: {name}"
 
 
 def _matches(actual: torch.Tensor, wanted: torch.Tensor, expected: Expected) -> bool:
     """Whether an answer would pass if `wanted`, float64 of its shape, were right, with the limits of this case."""
-    value = expected.oracle[""].to(torch.float64)
-    moved = {"": wanted}
-    if "baseline" in expected.oracle:  # the baseline's error, around `wanted`
-        moved["baseline"] = wanted + (expected.oracle["baseline"].to(torch.float64) - value).nan_to_num()
-    held = replace(expected, oracle={**expected.oracle, **moved})
-    return passes(actual, held)
+    oracle = {**expected.oracle, "": wanted}
+    if "baseline" in oracle:  # the baseline's error, around `wanted`
+        error = oracle["baseline"].to(torch.float64) - expected.oracle[""].to(torch.float64)
+        oracle["baseline"] = wanted + error.nan_to_num()
+    return passes(actual, replace(expected, oracle=oracle))
 
 
 # Mutants of any op: outputs of its formula in float32, or of another variant, changed.
@@ -112,7 +111,7 @@ class OutputMutant(Mutant):
         return None if outputs is None else self.change(outputs)
 
 
-def first_float(change: Change, outputs: Tensors, *, last: bool = False) -> Tensors | None:
+def change_one(change: Change, outputs: Tensors, *, last: bool = False) -> Tensors | None:
     """Outputs with the first floating-point one that `change` applies to changed; `last`: of several, the last."""
     if last and len(outputs) < 2:
         return None
@@ -161,7 +160,7 @@ IN_LAST = ("zeros", "scaled by 1.02", "one dead row", "rows shifted by one")
 
 def generic_mutants(variant: Variant) -> tuple[OutputMutant, ...]:
     """The mutants that any op has, made by changing the outputs of `variant`."""
-    changes = {name: partial(first_float, change) for name, change in CHANGES.items()}
-    changes |= {f"last output: {name}": partial(first_float, CHANGES[name], last=True) for name in IN_LAST}
+    changes = {name: partial(change_one, change) for name, change in CHANGES.items()}
+    changes |= {f"last output: {name}": partial(change_one, CHANGES[name], last=True) for name in IN_LAST}
     mutants = [OutputMutant(name, variant, change) for name, change in changes.items()]
     return (*mutants, OutputMutant("swapped outputs", variant, swapped))

@@ -1,8 +1,8 @@
-"""Gates, which hold an output against the oracle: one over sets of indices, and over numbers one per comparison.
+"""Gates, which compare an output with the oracle: one over sets of indices, and over numbers one per comparison.
 
 Those over numbers are fed chunk by chunk, in float64. An output larger than the memory at hand is judged like a
-small one: each chunk holds whole rows, and what a gate must know of the whole output is pooled before anything is
-held against a limit.
+small one: each chunk holds whole rows, and what a gate must know of the whole output is summed before anything is
+compared with a limit.
 """
 
 import math
@@ -39,7 +39,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
 
 
-def landed(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def with_least_overflow(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An output in float64; infinities where the oracle is just below dtype's max become the least overflow.
 
     There an allowed error decides whether a value overflows, so the gate, not the place of the infinity, is to say
@@ -78,22 +78,23 @@ def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding:
     `actual` is int [..., k], its other axes are the rows; `extras` are `scores` float64 and `candidates` int64
     [rows, candidates], `tolerance` float64 [rows]; `padding` fills a row that has fewer candidates than k.
     """
-    wrong = wanted = 0
+    wrong = total = 0
     for row, chosen in enumerate(actual.to(torch.int64).flatten(0, -2)):
-        scores, candidates = extras["scores"][row], extras["candidates"][row]
-        usable = candidates >= 0
-        scores, candidates = scores[usable], candidates[usable]
+        usable = extras["candidates"][row] >= 0
+        scores, candidates = extras["scores"][row][usable], extras["candidates"][row][usable]
+        real = chosen[chosen != padding]
         count = min(len(chosen), len(candidates))
-        wanted += count
+        total += count
         if not count:
-            wrong += int((chosen != padding).sum())
+            wrong += len(real)
             continue
         boundary = torch.topk(scores, count).values[-1] - extras["tolerance"][row]
         good = candidates[scores >= boundary]
-        real = chosen[chosen != padding]
-        correct = int(torch.isin(real, good).sum()) - (len(real) - len(torch.unique(real)))
-        wrong += (count - min(correct, count)) + max(len(real) - count, 0)
-    return Gate("index set", float("inf") if wrong else 0.0, f"{wrong} of {wanted} chosen indices are wrong")
+        repeated = len(real) - len(torch.unique(real))
+        correct = int(torch.isin(real, good).sum()) - repeated
+        wrong += count - min(correct, count)  # missing ones
+        wrong += max(len(real) - count, 0)  # more than there are
+    return Gate("index set", float("inf") if wrong else 0.0, f"{wrong} of {total} chosen indices are wrong")
 
 
 PEAK = 4.0  # the largest of many rounding errors, in units of their RMS; for rows too short to show it
@@ -134,9 +135,7 @@ Kind = TypeVar("Kind")
 
 
 class _Gate(Generic[Kind]):
-    """Base of gates: `prepare` a chunk, `pool` it, `hold` it against the limits, then `gate` gives the result."""
-
-    two_passes = False
+    """Base of gates: `prepare` each chunk and `add` it; `check` again those that are `due`; then `result`."""
 
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         self._kind = kind
@@ -144,23 +143,23 @@ class _Gate(Generic[Kind]):
         # half of the spacing of subnormal numbers
         self._least = torch.finfo(dtype).smallest_normal * self._rounding if self._rounding else 0.0
 
-    def pool(self, rows: Rows) -> None:
-        """Add to what must be known of the whole output before any limit is; by default nothing."""
-
     def due(self, chunk: int) -> bool:
-        """Whether the chunk of this number has to be held against limits, once all are pooled."""
+        """Whether the limits of chunk number `chunk` depend on all chunks, so that it is yet to `check`."""
         del chunk
-        return True
+        return False
+
+    def check(self, rows: Rows) -> None:
+        """Compare a chunk that is due with its limits, once all are added."""
 
 
 class _Groups:
-    """Sums over groups of elements: products of error and expected value, and energy (expected value squared)."""
+    """Sums over groups of P^2, P E and E^2: P is a group's sum of error * expected, E that of expected^2."""
 
     def __init__(self) -> None:
         self._products = self._mixed = self._squares = 0.0
 
     def add(self, products: torch.Tensor, energy: torch.Tensor) -> None:
-        """Add groups by their sums of products and of energy, both [groups]."""
+        """Add groups by their P and E, both float64 [groups]."""
         self._products += float(products @ products)
         self._mixed += float(products @ energy)
         self._squares += float(energy @ energy)
@@ -170,7 +169,7 @@ class _Groups:
         return energy * energy / self._squares if self._squares else math.inf
 
     def variance(self, slope: float, energy: float) -> float:
-        """Variance of the slope, by how far it differs between the groups."""
+        """Variance of the slope: the sum of (P - slope * E)^2 over groups, by the total energy squared."""
         spread = self._products - 2 * slope * self._mixed + slope * slope * self._squares
         return max(0.0, spread) / energy**2
 
@@ -197,56 +196,62 @@ class Slope:
 
     def add(self, rows: Rows) -> None:
         """Add one chunk, with signed errors."""
-        value = self._rounded(rows)[1].flatten()
+        value = _rounded_values(rows.expected, rows.expected.to(self._dtype)).flatten()
         self._baseline += float(rows.allowed.flatten() @ value)
         self._product += float(rows.error.flatten() @ value)
         self._energy += float(value @ value)
 
-    def _rounded(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Expected values in the dtype, and in float64 with 0 where the dtype holds them exactly."""
-        nearest = rows.expected.to(self._dtype)
-        apart = nearest.to(torch.float64).sub_(rows.expected).abs_()
-        # mostly none is exact, and masking costs more than this look
-        if apart.numel() and float(apart.amin()) > 0.0:
-            return nearest, rows.expected
-        return nearest, rows.expected.masked_fill(apart == 0.0, 0.0)
+    @property
+    def _allowed(self) -> float:
+        """How far the slope may be off 0, without an allowance for chance."""
+        return self._systematic + 2 * abs(self._baseline / self._energy)
 
     @property
-    def most(self) -> float:
+    def largest_share(self) -> float:
         """The largest share of its limit that the slope can have: the limit without an allowance for chance."""
-        if not self._energy:
-            return 0.0
-        return abs(self._product / self._energy) / (self._systematic + 2 * abs(self._baseline / self._energy))
+        return abs(self._product / self._energy) / self._allowed if self._energy else 0.0
 
-    def group(self, rows: Rows) -> None:
+    def add_groups(self, rows: Rows) -> None:
         """Add one chunk to the sums over rows, slices, columns and equal values; for all chunks or none."""
-        nearest, value = self._rounded(rows)
-        each = rows.error * value, value * value
-        by_row = torch.stack([one.sum(-1) for one in each])
-        self._rows.add(*by_row)
+        nearest = rows.expected.to(self._dtype)
+        value = _rounded_values(rows.expected, nearest)
+        products, energy = rows.error * value, value * value
+        of_rows = products.sum(-1), energy.sum(-1)
+        self._rows.add(*of_rows)
         if len(value) % rows.first == 0:
-            self._slices.add(*by_row.view(2, rows.first, -1).sum(-1))
-        columns = torch.stack([one.sum(0) for one in each])
+            of_slices = [sums.view(rows.first, -1).sum(-1) for sums in of_rows]
+            self._slices.add(*of_slices)
+        columns = torch.stack([products.sum(0), energy.sum(0)])
         self._columns = columns if self._columns is None else self._columns + columns
         narrow = nearest if nearest.dtype.itemsize == 2 else nearest.to(torch.bfloat16)
         group = narrow.view(torch.int16).flatten() & (VALUES - 1)
-        values = torch.stack([torch.bincount(group, one.flatten(), minlength=VALUES) for one in each])
+        values = torch.stack(
+            [torch.bincount(group, one.flatten(), minlength=VALUES) for one in (products, energy)]
+        )
         self._values = values if self._values is None else self._values + values
 
-    def found(self) -> tuple[float, float] | None:
+    def result(self) -> tuple[float, float] | None:
         """How far the slope is off 0, and how far it may be; None: nothing was grouped, or too few groups."""
         if self._columns is None or self._values is None or not (self._energy**2):
             return None
         columns, values = _Groups(), _Groups()
         columns.add(*self._columns)
         values.add(*self._values)
-        groups = (self._rows, self._slices, values, columns)
-        if min(one.number(self._energy) for one in groups) < GROUPS:
+        if min(one.number(self._energy) for one in (self._rows, self._slices, values, columns)) < GROUPS:
             return None
         slope = self._product / self._energy
-        *others, down = (one.variance(slope, self._energy) for one in groups)
-        lucky = SIGMAS * math.sqrt(max(others) + down)
-        return slope, self._systematic + 2 * abs(self._baseline / self._energy) + lucky
+        # errors may be alike in one of these, and in columns besides
+        alike = max(one.variance(slope, self._energy) for one in (self._rows, self._slices, values))
+        chance = SIGMAS * math.sqrt(alike + columns.variance(slope, self._energy))
+        return slope, self._allowed + chance
+
+
+def _rounded_values(expected: torch.Tensor, nearest: torch.Tensor) -> torch.Tensor:
+    """Expected values, with 0 where the output's dtype, which `nearest` has, holds them exactly."""
+    error = nearest.to(torch.float64).sub_(expected).abs_()
+    if error.numel() and float(error.amin()) > 0.0:  # mostly none is exact, and masking costs more than this look
+        return expected
+    return expected.masked_fill(error == 0.0, 0.0)
 
 
 class CloseGate(_Gate[Close]):
@@ -254,23 +259,21 @@ class CloseGate(_Gate[Close]):
 
     A row's own baseline may be small by chance, so a row is also allowed the relative error of the whole output's
     baseline. Where few elements decide a row, all rows may be small by the same chance, so a row over its limit is
-    held against what one rounding of the oracle's values may lose (`rounding_rms`), if that is more. The slope is
-    held, too.
+    compared with what one rounding of the oracle's values may lose (`rounding_rms`), if that is more. The slope is
+    checked, too.
 
-    Most chunks are looked at once: `pool` knows the ratios of rows whose own baseline decides, and an upper bound
+    Most chunks are looked at once: `add` knows the ratios of rows whose own baseline decides, and an upper bound
     of the others'. Only chunks that may raise the largest ratio are `due` for a second look.
     """
-
-    two_passes = True
 
     def __init__(self, kind: Close, dtype: torch.dtype) -> None:
         super().__init__(kind, dtype)
         self._error_energy = self._energy = 0.0
         self._elements = 0
         self._ratios = {"largest error": 0.0, "row RMS": 0.0}
-        self._pooled: float | None = None  # relative RMS error of the baseline, over all rows
-        self._chunks: list[torch.Tensor] = []  # of each chunk [5, rows]: the figures that `pool` takes
-        self._due: list[bool] = []
+        self._pooled = 0.0  # relative RMS error of the baseline, over all rows; set once all chunks are added
+        self._chunks: list[torch.Tensor] = []  # of each chunk [5, rows]: the figures that `add` takes
+        self._due: list[bool] | None = None
         floats = {torch.bfloat16, torch.float16, torch.float32}
         self._slope = Slope(dtype, factor=kind.factor) if dtype in floats and kind.rms is None else None
         self._grouped = False
@@ -281,18 +284,18 @@ class CloseGate(_Gate[Close]):
         a, e, f = (_rows(t.to(torch.float64), self._kind.row_axes) for t in tensors)
         error, lost = a - e, f - e
         if not bool(torch.isfinite(error.sum() + lost.sum())):
-            a = landed(a, e, actual.dtype)
+            a = with_least_overflow(a, e, actual.dtype)
             error = a - e
             finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
             error, lost, e = (t.masked_fill(~finite, 0.0) for t in (error, lost, e))
         return Rows(a, e, error, lost, first=len(actual) if actual.dim() > 1 else 1)
 
-    def pool(self, rows: Rows) -> None:
+    def add(self, rows: Rows) -> None:
         """Note per row: RMS of expected, baseline error and error, largest baseline error, largest ratio."""
         peak = rows.allowed.abs().amax(-1)
-        largest = self._parts(rows, peak).amax(-1)
-        found = (_rms(rows.expected), _rms(rows.allowed), _rms(rows.error), peak, largest)
-        self._chunks.append(torch.stack(found))
+        largest = self._element_ratios(rows, peak).amax(-1)
+        figures = (_rms(rows.expected), _rms(rows.allowed), _rms(rows.error), peak, largest)
+        self._chunks.append(torch.stack(figures))
         if self._slope is not None:
             self._slope.add(rows)
         if self._kind.rms is not None:
@@ -300,64 +303,63 @@ class CloseGate(_Gate[Close]):
             self._energy += float((rows.expected * rows.expected).sum())
             self._elements += rows.error.numel()
 
-    def _parts(self, rows: Rows, peak: torch.Tensor) -> torch.Tensor:
+    def _element_ratios(self, rows: Rows, peak: torch.Tensor) -> torch.Tensor:
         """Each error as a share of its limit, [rows, columns]; `peak` [rows] is the baseline's largest error."""
-        factor, once = self._kind.factor, rows.expected.abs().mul_(self._rounding)
-        most = torch.maximum(peak[:, None] + TINY / factor, once)
-        return rows.error.abs().div_(torch.add(once, most, alpha=factor, out=most))
+        factor, rounding = self._kind.factor, rows.expected.abs().mul_(self._rounding)
+        allowed = torch.maximum(peak[:, None] + TINY / factor, rounding)
+        # in place, since this takes most of the gate's time
+        limit = torch.add(rounding, allowed, alpha=factor, out=allowed)
+        return rows.error.abs().div_(limit)
+
+    def _row_ratios(self, scale: torch.Tensor, lost: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """RMS error of each row as a share of its limit, from RMS values of expected, baseline error and error."""
+        baseline = torch.maximum(lost, self._pooled * scale)
+        return error / (self._kind.factor * baseline + self._rounding * scale / 3**0.5 + TINY)
 
     def due(self, chunk: int) -> bool:
-        """Whether chunk number `chunk` has to be held; the first call, once all are pooled, sets the limits."""
-        if self._pooled is None:
+        """Whether chunk number `chunk` is yet to check; the first call, once all are added, sets the limits."""
+        if self._due is None:
             scale, lost, error, peak, largest = torch.cat(self._chunks, 1)
             relative = (lost / scale.clamp_min(TINY))[scale > 0]
             self._pooled = float((relative * relative).mean().sqrt()) if relative.numel() else 0.0
-            ratios = self._rms_parts(scale, lost, error)
+            ratios = self._row_ratios(scale, lost, error)
             exact, over = peak >= PEAK * self._pooled * scale, ratios > 1
-            self._largest("row RMS", ratios[~over])
-            self._largest("largest error", largest[exact])
+            self._note("row RMS", ratios[~over])
+            self._note("largest error", largest[exact])
             known = max(self._ratios.values())
-            self._grouped = self._slope is not None and (bool(over.any()) or self._slope.most > known)
+            self._grouped = self._slope is not None and (bool(over.any()) or self._slope.largest_share > known)
             again = over | (~exact & (largest > known)) | self._grouped
             self._due = [bool(one.any()) for one in again.split([one.shape[1] for one in self._chunks])]
         return self._due[chunk]
 
-    def _rms_parts(self, scale: torch.Tensor, lost: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        """RMS error of each row as a share of its limit, from RMS values [rows]."""
-        assert self._pooled is not None
-        baseline = torch.maximum(lost, self._pooled * scale)
-        return error / (self._kind.factor * baseline + self._rounding * scale / 3**0.5 + TINY)
-
-    def hold(self, rows: Rows) -> None:
-        """Hold one chunk against its limits."""
-        self.due(0)
-        assert self._pooled is not None
+    def check(self, rows: Rows) -> None:
+        """Compare one chunk with its limits."""
         factor, scale = self._kind.factor, _rms(rows.expected)
         peak = torch.maximum(rows.allowed.abs().amax(-1), PEAK * self._pooled * scale)
-        self._largest("largest error", self._parts(rows, peak))
+        self._note("largest error", self._element_ratios(rows, peak))
         lost, error = _rms(rows.allowed), _rms(rows.error)
-        ratios = self._rms_parts(scale, lost, error)
+        ratios = self._row_ratios(scale, lost, error)
         over = ratios > 1
         if over.any():  # mostly none is, and rounding_rms costs as much as the rest of the gate
             baseline = torch.maximum(lost[over], self._pooled * scale[over])
             baseline = torch.maximum(baseline, rounding_rms(rows.expected[over], self._dtype))
             rounded = self._rounding * scale[over] / 3**0.5 + TINY
             ratios[over] = (error[over] / (factor * baseline + rounded)).clamp_min(1.0)
-        self._largest("row RMS", ratios)
+        self._note("row RMS", ratios)
         if self._grouped and self._slope is not None:
-            self._slope.group(rows)
+            self._slope.add_groups(rows)
 
-    def _largest(self, name: str, ratios: torch.Tensor) -> None:
+    def _note(self, name: str, ratios: torch.Tensor) -> None:
         if ratios.numel():
             self._ratios[name] = max(self._ratios[name], float(ratios.max()))
 
-    def gate(self) -> Gate:
+    def result(self) -> Gate:
         """Result over all chunks."""
         factor, ratios = self._kind.factor, dict(self._ratios)
         if self._kind.rms is not None:
-            total, error = (math.sqrt(sum_ / self._elements) for sum_ in (self._energy, self._error_energy))
+            total, error = (math.sqrt(energy / self._elements) for energy in (self._energy, self._error_energy))
             ratios["RMS"] = error / (self._kind.rms * total + TINY)
-        slope = None if self._slope is None else self._slope.found()
+        slope = None if self._slope is None else self._slope.result()
         off, allowed = slope or (0.0, 1.0)
         ratios["slope"] = abs(off) / allowed
         which = max(ratios, key=lambda name: ratios[name])
@@ -377,19 +379,19 @@ class BackwardGate(_Gate[Backward]):
         a, e = actual.to(torch.float64), entries[""]
         error = (a - e).abs()
         if not (all_finite(a) and all_finite(e)):
-            a = landed(a, e, actual.dtype)
+            a = with_least_overflow(a, e, actual.dtype)
             error = (a - e).abs().masked_fill(~(torch.isfinite(a) & torch.isfinite(e)), 0.0)
         return Rows(a, e, error, entries["bound"])
 
-    def hold(self, rows: Rows) -> None:
-        """Hold one chunk against its limits."""
+    def add(self, rows: Rows) -> None:
+        """Compare one chunk with its limits."""
         rounding = self._rounding * rows.expected.abs().nan_to_num()
         limit = self._kind.limit * rows.allowed + rounding.clamp_min(self._least) + TINY
         # where the bound is not finite, only the place of NaN and infinities is judged
         ratios = (rows.error / limit).nan_to_num(nan=0.0)
         self._margin = max(self._margin, float(ratios.max()))
 
-    def gate(self) -> Gate:
+    def result(self) -> Gate:
         """Result over all chunks."""
         units = f"{self._margin * self._kind.limit:.3g} units of sqrt(K)*eps*|A||B|"
         return Gate("backward", self._margin, f"backward error {units} (limit {self._kind.limit:g})")
@@ -403,7 +405,6 @@ class QuantisedGate(_Gate[Quantised]):
     factor shows in exact answers, and in rounded ones where enough of them are averaged.
     """
 
-    two_passes = True
     _row_ratio = _energy = _product = _across = 0.0
     _roundings: float | None = None
 
@@ -415,19 +416,24 @@ class QuantisedGate(_Gate[Quantised]):
         if "roundings" in entries:
             self._roundings = float(entries["roundings"].sum())
         e = _rows(entries[""])
-        a = landed(_rows(actual.to(torch.float64)), e, actual.dtype)
+        a = with_least_overflow(_rows(actual.to(torch.float64)), e, actual.dtype)
         finite = torch.isfinite(a) & torch.isfinite(e)
         a, e = a.masked_fill(~finite, 0.0), e.masked_fill(~finite, 0.0)
         return Rows(a, e, a - e, e)
 
-    def pool(self, rows: Rows) -> None:
-        """Add the chunk to the slope, and judge its rows."""
+    def add(self, rows: Rows) -> None:
+        """Add the chunk to the slope, and compare its rows with their limits."""
         self._energy += float((rows.expected * rows.expected).sum())
         self._product += float((rows.actual * rows.expected).sum())
         ratios = _rms(rows.error) / ((self._kind.rms + self._rounding) * _rms(rows.expected) + TINY)
         self._row_ratio = max(self._row_ratio, float(ratios.max()))
 
-    def hold(self, rows: Rows) -> None:
+    def due(self, chunk: int) -> bool:
+        """Whether chance is allowed for: the slope over all chunks says what is orthogonal to the oracle."""
+        del chunk
+        return self._roundings is not None
+
+    def check(self, rows: Rows) -> None:
         """Add the energy of what is orthogonal to the oracle."""
         across = rows.actual - self._slope * rows.expected
         self._across += float((across * across).sum())
@@ -436,7 +442,7 @@ class QuantisedGate(_Gate[Quantised]):
     def _slope(self) -> float:
         return self._product / self._energy if self._energy else 1.0
 
-    def gate(self) -> Gate:
+    def result(self) -> Gate:
         """Result over all chunks."""
         limit = self._kind.slope
         if self._roundings is not None and self._energy:
@@ -475,12 +481,12 @@ class ExactGate(_Gate[Exact]):
             error |= (differ & ((low > -ANY_CODE) | (high < ANY_CODE))).any(-1)
         return Rows(actual, value, error, value)
 
-    def hold(self, rows: Rows) -> None:
+    def add(self, rows: Rows) -> None:
         """Count the elements that differ."""
         self._wrong += int(rows.error.sum())
         self._elements += rows.error.numel()
 
-    def gate(self) -> Gate:
+    def result(self) -> Gate:
         """Result over all chunks."""
         margin = float("inf") if self._wrong else 0.0
         return Gate("exact", margin, f"{self._wrong} of {self._elements} elements differ")
@@ -508,10 +514,10 @@ def gate_of(
     kind: Close | Backward | Quantised | Exact,  # how to compare
     dtype: torch.dtype | None = None,  # the output's; None: `actual.dtype`
 ) -> Gate:
-    """Hold one whole output against the oracle's entries."""
+    """Compare one whole output with the oracle's entries."""
     gate = numeric_gate(kind, dtype or actual.dtype)
     rows = gate.prepare(actual, entries)
-    gate.pool(rows)
+    gate.add(rows)
     if gate.due(0):
-        gate.hold(rows)
-    return gate.gate()
+        gate.check(rows)
+    return gate.result()

@@ -59,29 +59,27 @@ class Figures:
 
     def add(self, actual: torch.Tensor, expected: torch.Tensor, start: int = 0) -> None:
         """Add a chunk: both float64 and of one shape; `start` is its place along the first axis."""
-        whole = all_finite(actual) and all_finite(expected)
+        all_are_finite = all_finite(actual) and all_finite(expected)
         # Mostly all is finite, and selecting elements costs more than the figures.
-        if whole:
-            a, e, beside = actual.flatten(), expected.flatten(), 0
+        if all_are_finite:
+            a, e = actual.flatten(), expected.flatten()
         else:
             finite = torch.isfinite(actual) & torch.isfinite(expected)
             a, e = actual[finite], expected[finite]
-            agree = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
-            beside = int((agree & ~finite).sum())
+            self._hits += int((_same(actual, expected) & ~finite).sum())
         error = (a - e).abs()
         self._elements += actual.numel()
         self._finite += a.numel()
         allowed = self._row.atol + self._row.rtol * e.abs()
-        self._hits += int((error <= allowed).sum()) + beside
-        most = float(error.max()) if whole and a.numel() else math.inf
-        if whole and len(self._worst) == WORST and most <= self._worst[-1][0]:
-            found = []  # mostly so, and a search for the largest costs a tenth of the figures
-        else:
-            found = _worst_of(error, actual, expected) if whole else worst(actual, expected)
-        for _, place in found:
-            if start:
-                place["index"][0] += start
-        self._worst = sorted([*self._worst, *found], key=lambda item: -item[0])[:WORST]
+        self._hits += int((error <= allowed).sum())
+        most = float(error.max()) if all_are_finite and a.numel() else math.inf
+        # mostly none is worse than those known, and a search for the largest costs a tenth of the figures
+        if len(self._worst) < WORST or most > self._worst[-1][0]:
+            found = _worst_of(error, actual, expected) if all_are_finite else worst(actual, expected)
+            for _, place in found:
+                if start:
+                    place["index"][0] += start
+            self._worst = sorted([*self._worst, *found], key=lambda item: -item[0])[:WORST]
         if not a.numel():
             return
         share = error / allowed.clamp_min_(TINY)
@@ -147,8 +145,12 @@ def metrics(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> dict[str,
 def worst(actual: torch.Tensor, expected: torch.Tensor) -> list[tuple[float, dict[str, Any]]]:
     """The up to WORST elements that differ most: (error, place); a NaN or infinity on one side alone is first."""
     error = (actual - expected).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
-    same = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
-    return _worst_of(error.masked_fill(same, 0.0).flatten(), actual, expected)
+    return _worst_of(error.masked_fill(_same(actual, expected), 0.0).flatten(), actual, expected)
+
+
+def _same(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Bool mask of the elements that are equal, or NaN in both."""
+    return (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
 
 
 def _worst_of(

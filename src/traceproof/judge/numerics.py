@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from traceproof.judge.gates import Gate, Rows, landed, numeric_gate
+from traceproof.judge.gates import Gate, Rows, numeric_gate, with_least_overflow
 from traceproof.judge.metrics import Figures, Row, all_finite
 from traceproof.ops.compare import Backward, Close, Exact, Quantised
 from traceproof.reasons import Failure
@@ -34,7 +34,7 @@ class Misplaced:
         if not actual.dtype.is_floating_point or (all_finite(actual) and all_finite(oracle)):
             return
         e = oracle.to(torch.float64)
-        x = landed(actual.to(torch.float64), e, actual.dtype)
+        x = with_least_overflow(actual.to(torch.float64), e, actual.dtype)
         if seen is not None:
             hidden = seen & torch.isfinite(x)
             self._count(Failure.NAN, hidden & torch.isnan(e), start)
@@ -83,10 +83,10 @@ def inexact(actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 class Numerics:
     """Judges the numbers of one output, from chunks of its first axis that cover it in order.
 
-    Each chunk goes through `measure`; where `two_passes`, each that is `due` then goes through `hold`, once all
-    were measured. `row` is the specification's tolerance, or the user's, which `decides` in place of the gate.
-    `figures` False leaves metrics out, which take a third of the time. `lossless`: the formula is exact here, so
-    the output must be the oracle's value, rounded once.
+    Each chunk goes through `measure`; once all were measured, each that is `due` goes through `check`. `row` is
+    the specification's tolerance, or the user's, which `decides` in place of the gate. `figures` False leaves
+    metrics out, which take a third of the time. `lossless`: the formula is exact here, so the output must be the
+    oracle's value, rounded once.
     """
 
     def __init__(  # noqa: PLR0913 - one output, spelled out
@@ -112,24 +112,19 @@ class Numerics:
         self._with_figures = figures or decides
         self._misplaced = Misplaced()
         self._elements = 0
-        self._pooled = 0  # number of pieces pooled so far
+        self._added = 0  # number of pieces added to the gate so far
         self._places: dict[int, range] = {}  # by a chunk's start: the numbers of its pieces
 
-    @property
-    def two_passes(self) -> bool:
-        """Whether limits are known only after every chunk was measured."""
-        return self._gate.two_passes
-
     def measure(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> list[Rows]:
-        """First pass over a chunk that begins at `start`; returns the pieces for `hold_prepared`."""
-        found = [
+        """First pass over a chunk that begins at `start`; returns the pieces for `check_prepared`."""
+        prepared = [
             rows
             for first, piece, of_piece in self._pieces(actual, entries)
             if (rows := self._measured(piece, of_piece, start + first)) is not None
         ]
-        self._places[start] = range(self._pooled, self._pooled + len(found))
-        self._pooled += len(found)
-        return found
+        self._places[start] = range(self._added, self._added + len(prepared))
+        self._added += len(prepared)
+        return prepared
 
     def _pieces(
         self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]
@@ -157,25 +152,25 @@ class Numerics:
         if self._exact:
             self._inexact += int(inexact(actual, value).sum())
         rows = self._gate.prepare(actual, entries)
-        self._gate.pool(rows)
+        self._gate.add(rows)
         return rows
 
     def due(self, start: int) -> bool:
         """Whether the chunk that begins at `start` needs a second pass, once all were measured."""
         return any(self._gate.due(place) for place in self._places[start])
 
-    def hold(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> None:
+    def check(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> None:
         """Second pass over a chunk that begins at `start`."""
         pieces = self._pieces(actual, entries) if actual.numel() else ()
         for place, (_, piece, of_piece) in zip(self._places[start], pieces, strict=True):
             if self._gate.due(place):
-                self._gate.hold(self._gate.prepare(piece, of_piece))
+                self._gate.check(self._gate.prepare(piece, of_piece))
 
-    def hold_prepared(self, prepared: Sequence[Rows]) -> None:
-        """Second pass over the chunk that was measured last, by what `measure` returned."""
-        for place, rows in enumerate(prepared, self._pooled - len(prepared)):
+    def check_prepared(self, prepared: Sequence[Rows]) -> None:
+        """Second pass over an output of one chunk, by what `measure` returned."""
+        for place, rows in enumerate(prepared):
             if self._gate.due(place):
-                self._gate.hold(rows)
+                self._gate.check(rows)
 
     def details(self) -> dict[str, Any]:
         """Fields of the verdict row: worst, metrics, specification, a user's tolerance; {}: no figures wanted."""
@@ -194,7 +189,7 @@ class Numerics:
         """Result of the gate; None where the output is empty."""
         if not self._elements:
             return None
-        gate = self._tolerated() if self._decides else self._gate.gate()
+        gate = self._tolerated() if self._decides else self._gate.result()
         if not gate.ok or not self._inexact:
             return gate
         many = f"{self._inexact} of {self._elements} elements"

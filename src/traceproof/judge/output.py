@@ -85,14 +85,14 @@ def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: 
         wanted = list(expected.oracle[""].shape)
         return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the inputs say {wanted}")
     numerics = numerics_of(expected, actual.dtype, tolerance)
-    numerics.hold_prepared(numerics.measure(closed(actual, expected.oracle), expected.oracle))
+    numerics.check_prepared(numerics.measure(with_expected_where_open(actual, expected.oracle), expected.oracle))
     ruling = rule_on(numerics)
     if OPEN not in expected.oracle:
         return ruling
     why = unverified(actual, expected.oracle)
     if ruling.verdict is Verdict.PASS and why:
         return Ruling(Verdict.SKIP, Skip.NO_ORACLE, f"not verified: {why}", {})
-    return replace(ruling, message=f"{ruling.message}; {told(expected.oracle)}")
+    return replace(ruling, message=f"{ruling.message}; {about_open_rows(expected.oracle)}")
 
 
 def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None:
@@ -100,11 +100,7 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
     if actual is None:
         return _fail(Failure.PRESENCE, "the output is missing")
     shape = expected.shape if expected.shape is not None else ()
-    fits = len(actual.shape) == len(shape) and all(
-        wanted in {None, size} or (expected.drawn and not axis and wanted is not None and size > wanted)
-        for axis, (size, wanted) in enumerate(zip(actual.shape, shape, strict=True))
-    )
-    if not fits:
+    if not _has_shape(actual, shape, drawn=expected.drawn):
         return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the definition says {list(shape)}")
     if expected.shape is not None and expected.dtype not in {None, actual.dtype}:
         return _fail(Failure.DTYPE, f"dtype is {actual.dtype}, the definition says {expected.dtype}")
@@ -112,6 +108,17 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
         message = "not verified: no oracle for the numerics; shape and dtype hold"
         return Ruling(Verdict.SKIP, Skip.NO_ORACLE, message, {})
     return None
+
+
+def _has_shape(actual: torch.Tensor, shape: Sequence[int | None], *, drawn: bool) -> bool:
+    """Whether a tensor has a shape, in which None is any size; if `drawn`, it may have more on the first axis."""
+    if len(actual.shape) != len(shape):
+        return False
+    for axis, (size, wanted) in enumerate(zip(actual.shape, shape, strict=True)):
+        more = drawn and axis == 0 and wanted is not None and size > wanted
+        if not more and wanted not in {None, size}:
+            return False
+    return True
 
 
 def numerics_of(
@@ -155,7 +162,7 @@ def passes(actual: torch.Tensor, expected: Expected) -> bool:
     """Whether `judge_output` would pass an output of the right shape and dtype; faster, without figures."""
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return judge_output(actual, expected, tolerance=None).verdict == Verdict.PASS
-    actual = closed(actual, expected.oracle)
+    actual = with_expected_where_open(actual, expected.oracle)
     if _misplaced(actual, expected.oracle[""]):
         return False
     return not actual.numel() or gate_of(actual, expected.oracle, expected.comparison).ok
@@ -165,7 +172,7 @@ def shares_limits(
     one: torch.Tensor, other: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Numeric
 ) -> float:
     """Half the difference of two answers over the limit of each; at most 1 for two that pass."""
-    one, other = closed(one, oracle), closed(other, oracle)
+    one, other = with_expected_where_open(one, oracle), with_expected_where_open(other, oracle)
     if _misplaced(one, other.to(torch.float64)):
         return float("inf")
     if not one.numel():
@@ -223,15 +230,15 @@ def with_open_rows(entries: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Bool mask [..., 1] of the rows in which two tensors differ by more than float64 rounding."""
-    one, two = (each.to(torch.float64) for each in (value, other))
-    same = (one == two) | (one.isnan() & two.isnan())
+    a, b = value.to(torch.float64), other.to(torch.float64)
+    same = (a == b) | (a.isnan() & b.isnan())
     if value.is_floating_point() and value.numel():
-        finite = one.masked_fill(~one.isfinite(), 0.0).abs()
-        same |= (one - two).abs() <= SAME * (finite.amax(-1, keepdim=True) if finite.dim() else finite)
+        magnitude = a.masked_fill(~a.isfinite(), 0.0).abs()
+        same |= (a - b).abs() <= SAME * (magnitude.amax(-1, keepdim=True) if a.dim() else magnitude)
     return ~(same.all(-1, keepdim=True) if same.dim() else same)
 
 
-def closed(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def with_expected_where_open(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The output with the expected values where it is open, except NaN that neither order of ties gives."""
     if actual.shape != entries.get("", actual).shape:
         return actual
@@ -239,11 +246,10 @@ def closed(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> torch.T
         actual = torch.where(entries[FREE], entries[""].to(actual.dtype), actual)
     if GROUPS in entries:
         actual = sorted_within(actual, entries[GROUPS])
-    left = entries.get(OPEN)
-    if left is None:
+    if OPEN not in entries:
         return actual
-    nowhere = actual.isnan() & ~(entries[""].isnan() | entries[OTHER_TIES].isnan())
-    return torch.where(left & ~nowhere, entries[""].to(actual.dtype), actual)
+    wrong_nan = actual.isnan() & ~(entries[""].isnan() | entries[OTHER_TIES].isnan())
+    return torch.where(entries[OPEN] & ~wrong_nan, entries[""].to(actual.dtype), actual)
 
 
 def sorted_within(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
@@ -256,22 +262,21 @@ def sorted_within(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 
 def unverified(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> str:
     """Why an output that passes elsewhere is not verified because of its open rows; empty: it is."""
-    left = entries[OPEN]
-    if left.all():
-        return told(entries)
-    value, other, given = (one.to(torch.float64) for one in (entries[""], entries[OTHER_TIES], actual))
-    distance = torch.minimum(_apart(given, value), _apart(given, other))
-    far = left & ~(distance <= _apart(value, other))
-    return f"{told(entries)}, {int(far.sum())} of them lie far from what it gives" if far.any() else ""
+    if entries[OPEN].all():
+        return about_open_rows(entries)
+    value, other, output = (one.to(torch.float64) for one in (entries[""], entries[OTHER_TIES], actual))
+    nearest = torch.minimum(_distance(output, value), _distance(output, other))
+    far = entries[OPEN] & ~(nearest <= _distance(value, other))
+    return f"{about_open_rows(entries)}, {int(far.sum())} of them lie far from what it gives" if far.any() else ""
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Distance of two tensors by row, [..., 1]; equal infinities count as 0 apart."""
     difference = torch.where(one == other, 0.0, one - other)
     return (difference * difference).sum(-1, keepdim=True).sqrt()
 
 
-def told(entries: Mapping[str, torch.Tensor]) -> str:
+def about_open_rows(entries: Mapping[str, torch.Tensor]) -> str:
     """What a verdict's message says of open rows."""
-    left = entries[OPEN]
-    return f"{int(left.sum())} of {left.numel()} rows follow from how the reference orders equal values"
+    rows = entries[OPEN]
+    return f"{int(rows.sum())} of {rows.numel()} rows follow from how the reference orders equal values"

@@ -28,11 +28,9 @@ ANY_CODE = 1 << 14  # beyond all codes in their order
 class Close:
     """Floating point values: error against the oracle, at most `factor` times the baseline's."""
 
-    factor: float = (
-        2.0  # how many times the baseline's error an implementation may have; 2 unless the op gives a reason
-    )
-    # limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None derives it from the baseline
-    # alone
+    # how many times the baseline's error an implementation may have; 2 unless the op gives a reason
+    factor: float = 2.0
+    # limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None: the baseline alone decides
     rms: float | None = None
     # how many last axes make a row, over which errors are averaged. 2 where the error of a matrix is of rank one,
     # so that its rows hold one rounding each and average nothing.
@@ -65,7 +63,6 @@ class IndexSet:
     (int64, -1: none).
     """
 
-    recall: float = 1.0
     padding: int = -1
     reason: str = "a chosen index must score within rounding of the k-th best"
 

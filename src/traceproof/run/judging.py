@@ -17,12 +17,12 @@ from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import (
     MISCONDUCT,
     Ruling,
-    closed,
     judge_form,
     misconduct,
     numerics_of,
     rule_on,
     surplus,
+    with_expected_where_open,
 )
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import LARGE_BYTES, Case
@@ -306,16 +306,14 @@ class LargeCase:
         for start, length in chunks:
             entries = self._oracle(inputs, axis, start, length)
             for one in measured:
-                given = closed(one.value.narrow(0, start, length), entries[one.output])
-                rows = one.numerics.measure(given, entries[one.output], start)
-                if not one.numerics.two_passes:
-                    one.numerics.hold_prepared(rows)
+                given = with_expected_where_open(one.value.narrow(0, start, length), entries[one.output])
+                one.numerics.measure(given, entries[one.output], start)
         for start, length in chunks:
-            due = [one for one in measured if one.numerics.two_passes and one.numerics.due(start)]
+            due = [one for one in measured if one.numerics.due(start)]
             entries = self._oracle(inputs, axis, start, length) if due else {}
             for one in due:
-                given = closed(one.value.narrow(0, start, length), entries[one.output])
-                one.numerics.hold(given, entries[one.output], start)
+                given = with_expected_where_open(one.value.narrow(0, start, length), entries[one.output])
+                one.numerics.check(given, entries[one.output], start)
 
     def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
         """The oracle's entries for `length` rows from `start`, by output and by what follows `@`."""
