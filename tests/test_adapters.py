@@ -33,7 +33,7 @@ from traceproof.run.trusted import Implementation
 from traceproof.sandbox import Reply, Status
 from traceproof.stacks import FIRST_TRUTHS, STACKS, Stack
 from traceproof.stacks.sglang import align
-from traceproof.tactics import backends_of, picking, refusal, says_unsupported, setup, with_backend
+from traceproof.tactics import backends_of, choosing, refusal, says_unsupported, setup, with_backend
 from traceproof.testgen.calls import solution
 
 ROOT = Path(__file__).parent
@@ -292,23 +292,23 @@ def called(value: torch.Tensor, times: int = 1) -> list[torch.Tensor]:
 def test_each_tactic_is_called_where_it_was_listed(tuner: type[Tuner]) -> None:
     del tuner
     one = torch.ones(3, 5)
-    with picking(STACK) as picked:
+    with choosing(STACK) as answers:
         assert [float(value.max()) for value in called(one, times=2)] == [1.0, 1.0]
-    assert [name for _, name in picked.listed] == ["Runner 1", "Runner 2"] * 2
-    assert [place for place, _ in picked.listed][1::2] == [("scale", 0, 1), ("scale (2)", 0, 1)]
-    with picking(STACK, ["scale (2)", 0, 1]) as picked:
+    assert [name for _, name in answers.listed] == ["Runner 1", "Runner 2"] * 2
+    assert [place for place, _ in answers.listed][1::2] == [("scale", 0, 1), ("scale (2)", 0, 1)]
+    with choosing(STACK, ["scale (2)", 0, 1]) as answers:
         assert [float(value.max()) for value in called(one, times=2)] == [1.0, 2.0]
-    assert picked.answered
-    with picking(STACK, ["scale", 0, 7]) as picked:
+    assert answers.answered
+    with choosing(STACK, ["scale", 0, 7]) as answers:
         called(one)
-    assert not picked.answered
+    assert not answers.answered
 
 
 def test_a_package_without_a_tuner_is_called_as_it_is() -> None:
-    with picking(Stack(name="one", package="one", distribution="one", tuner="not_there:Tuner")) as picked:
+    with choosing(Stack(name="one", package="one", distribution="one", tuner="not_there:Tuner")) as answers:
         pass
-    assert picked.answered
-    assert not picked.listed
+    assert answers.answered
+    assert not answers.listed
 
 
 def test_backends_are_listed_and_asked_for() -> None:

@@ -37,7 +37,7 @@ AXES = {
 
 def axes_of(form: api.NamedForm) -> dict[str, int]:
     """Small sizes for a form."""
-    return {name: AXES[name] for name in form.named if name in AXES}
+    return {name: AXES[name] for name in form.parameters if name in AXES}
 
 
 def norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

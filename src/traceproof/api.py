@@ -24,10 +24,11 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.gradients import chosen
+from traceproof.gradients import cases_with_gradients
 from traceproof.gradients import rows as gradient_rows
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops import registry
+from traceproof.ops.adapter import sizes as sizes_of_axes
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.cases import ALL_SIZES, Case
 from traceproof.reasons import Failure, Skip, Unavailable, Verdict
@@ -69,55 +70,27 @@ Axis = int | float  # a size, or a constant such as an epsilon
 
 @dataclass(frozen=True, slots=True)
 class NamedForm:
-    """A form of an op_type, from which definitions are made; an entry of forms.toml."""
+    """A form of an op_type, from which definitions are made; a table of forms.toml."""
 
     key: str
-    said: Mapping[str, Any]
+    op_type: str
+    table: Mapping[str, Any]
 
     @property
-    def op_type(self) -> str:
-        """The op_type that this is a form of."""
-        return str(self.said.get("op_type", self.key))
-
-    @property
-    def named(self) -> tuple[str, ...]:
+    def parameters(self) -> tuple[str, ...]:
         """Names of the axes and constants that the user chooses."""
-        texts = (self.said["name"], self.said["description"])
+        texts = (self.table["name"], self.table["description"])
         return tuple(dict.fromkeys(name for text in texts for _, name, _, _ in Formatter().parse(text) if name))
 
     def definition(self, dtype: str, axes: Mapping[str, Axis]) -> Definition:
         """The definition with these sizes and constants. Raises TraceproofError: one is missing or unknown."""
-        known = {**self.said.get("defaults", {}), **axes}
-        lacking = [name for name in self.named if name not in known]
-        strange = [name for name in axes if name not in self.named]
-        if lacking or strange:
-            told = ", ".join(
-                f"{name} (or {known[name]})" if name not in lacking and name not in axes else name
-                for name in self.named
-            )
-            problems = [f"{name} is missing" for name in lacking] + [f"{name} is none of them" for name in strange]
-            raise TraceproofError(f"{self.key} takes {told}, and dtype", problems=problems)
-        inputs, outputs = tensors(self.said["inputs"], dtype), tensors(self.said["outputs"], dtype)
-        used = dict.fromkeys(
-            axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()
-        )
-        # The expressions are those of forms.toml, with axes as variables.
-        sizes = {name: eval(text, {}, dict(known)) for name, text in self.said.get("derived", {}).items()}  # noqa: S307
-        sizes |= {name: value for name, value in known.items() if isinstance(value, int)}
-        content = {
-            "name": self.said["name"].format(**known).replace("-", "_"),
-            "op_type": self.op_type,
-            "description": self.said["description"].format(**known),
-            "axes": {
-                name: {"type": "const", "value": sizes[name]} if name in sizes else {"type": "var"}
-                for name in {**used, **{name: None for name in self.named if name in sizes}}
-            },
-            "inputs": inputs,
-            "outputs": outputs,
-            "reference": NO_REFERENCE.format(", ".join(inputs)),
-        }
-        if "constraints" in self.said:
-            content["constraints"] = self.said["constraints"]
+        values = {**self.table.get("defaults", {}), **axes}
+        problems = [f"{name} is missing" for name in self.parameters if name not in values]
+        problems += [f"{name} is none of them" for name in axes if name not in self.parameters]
+        if problems:
+            defaults = {name: f" (or {value})" for name, value in values.items() if name not in axes}
+            takes = ", ".join(f"{name}{defaults.get(name, '')}" for name in self.parameters)
+            raise TraceproofError(f"{self.key} takes {takes}, and dtype", problems=problems)
         if dtype not in TORCH_DTYPES:
             raise TraceproofError(f"{dtype} is no dtype; {closest(dtype, TORCH_DTYPES)}")
         wrong = [
@@ -125,14 +98,36 @@ class NamedForm:
         ]
         if wrong:
             raise TraceproofError(f"{self.key} takes sizes and constants that are numbers", problems=wrong)
-        return Definition.model_validate(content)
+
+        inputs, outputs = tensors(self.table["inputs"], dtype), tensors(self.table["outputs"], dtype)
+        # The expressions are those of forms.toml, with axes as variables.
+        derived = {name: eval(text, {}, dict(values)) for name, text in self.table.get("derived", {}).items()}  # noqa: S307
+        sizes = derived | {name: value for name, value in values.items() if isinstance(value, int)}
+        of_tensors = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
+        chosen = [name for name in self.parameters if name in sizes]
+        return Definition.model_validate(
+            {
+                "name": self.table["name"].format(**values).replace("-", "_"),
+                "op_type": self.op_type,
+                "description": self.table["description"].format(**values),
+                "axes": {
+                    name: {"type": "const", "value": sizes[name]} if name in sizes else {"type": "var"}
+                    for name in dict.fromkeys([*of_tensors, *chosen])
+                },
+                "constraints": self.table.get("constraints"),
+                "inputs": inputs,
+                "outputs": outputs,
+                "reference": NO_REFERENCE.format(", ".join(inputs)),
+            }
+        )
 
 
 @cache
 def forms() -> Mapping[str, NamedForm]:
     """All forms by name."""
     text = Path(__file__).with_name("forms.toml").read_text(encoding="utf-8")
-    return {key: NamedForm(key, said) for key, said in tomllib.loads(text).items()}
+    tables = tomllib.loads(text).items()
+    return {key: NamedForm(key, op_type, table) for op_type, forms in tables for key, table in forms.items()}
 
 
 def form_of(name: str) -> NamedForm:
@@ -300,17 +295,15 @@ class CalledHere(Implementation):
         with poisoned():
             if not self.takes_outputs:
                 return self.function(*inputs.values())
-            axes = dict(definition.const_axes)
-            for name, spec in definition.inputs.items():
-                axes |= zip(spec.shape or (), getattr(inputs[name], "shape", ()), strict=False)
-            places = {
+            axes = sizes_of_axes(definition, inputs)
+            outputs = {
                 name: torch.empty(
                     definition.shape_of(spec, axes) or (), dtype=TORCH_DTYPES[spec.dtype], device=self.device
                 )
                 for name, spec in definition.outputs.items()
             }
-            self.function(*inputs.values(), *places.values())
-            return places
+            self.function(*inputs.values(), *outputs.values())
+            return outputs
 
 
 def name_of(function: Function) -> str:
@@ -379,13 +372,13 @@ def check(  # noqa: PLR0913 - all but one have defaults
         settings = JudgeSettings(
             sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed(), tolerance=tolerance, gpu=_on_gpu(device)
         )
-        one, certificate = _certificate(candidate, of, settings, dtype=dtype, dataset=dataset, axes=axes)
-        return _reported(certificate, one)
+        specification, certificate = _certificate(candidate, of, settings, dtype=dtype, dataset=dataset, axes=axes)
+        return _reported(certificate, specification)
     if candidate is not None:
         function = _imported(candidate)
-    one = definition(of, dtype=dtype, dataset=dataset, **axes)
+    specification = definition(of, dtype=dtype, dataset=dataset, **axes)
     assert callable(function)
-    called = CalledHere(function, one)
+    called = CalledHere(function, specification)
     named = called.name if candidate is None else repr(candidate.path)
     options = {
         "sizes": tuple(sizes),
@@ -396,9 +389,8 @@ def check(  # noqa: PLR0913 - all but one have defaults
     }
     repeat = _line("check", named, of, axes, dtype=str(dtype), dataset=dataset and str(dataset), **options)
     repeat = f"{repeat[:-1]}, cases=['{{case}}'])"
-    chosen = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
-    entry = planned_alone(one, chosen)
-    weak = of_suite(of)
+    selection = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
+    entry, weak = planned_alone(specification, selection), of_suite(of)
     return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
 
 
@@ -481,33 +473,33 @@ def _imported(candidate: Candidate) -> Function:
     return function
 
 
-def _reported(certificate: Certificate, one: Definition) -> Report:
+def _reported(certificate: Certificate, definition: Definition) -> Report:
     """A certificate as a report, with a row for each demanded property that is broken."""
 
-    def row(**told: Any) -> VerdictRow:  # noqa: ANN401 - fields
+    def row(**fields: Any) -> VerdictRow:  # noqa: ANN401 - of a row
         return VerdictRow(
-            definition=one.name,
-            op_type=one.op_type,
+            definition=definition.name,
+            op_type=definition.op_type,
             implementation=certificate.solution,
             against=certificate.against,
             device=certificate.device,
-            **told,
+            **fields,
         )
 
     rows = [
         row(
-            **given.model_dump(exclude={"variant", "margin", "message"}),
-            message=f"{given.variant}: {given.message}" if given.variant else given.message,
-            gate=None if given.margin is None else GateResult(kind="gate", margin=given.margin),
+            **result.model_dump(exclude={"variant", "margin", "message"}),
+            message=f"{result.variant}: {result.message}" if result.variant else result.message,
+            gate=None if result.margin is None else GateResult(kind="gate", margin=result.margin),
         )
-        for given in certificate.rows
+        for result in certificate.rows
     ]
     rows += [
-        row(case="property", output="*", verdict=Verdict.FAIL, reason=found.name, message=found.detail)
-        for found in certificate.properties
-        if found.bad
+        row(case="property", output="*", verdict=Verdict.FAIL, reason=broken.name, message=broken.detail)
+        for broken in certificate.properties
+        if broken.bad
     ]
-    return Report(certificate.solution, one, tuple(rows), certificate.repeat, certificate=certificate)
+    return Report(certificate.solution, definition, tuple(rows), certificate.repeat, certificate=certificate)
 
 
 def _checked(  # noqa: PLR0913 - of two callers
@@ -521,23 +513,24 @@ def _checked(  # noqa: PLR0913 - of two callers
     weak: bool = False,
 ) -> Report:
     """A function's report in planned cases; with gradients if they are demanded or no row is bad."""
-    one, demanded = entry.parsed, bool(gradients)
-    strange = [name for name in gradients if name not in one.inputs] if not isinstance(gradients, bool) else []
-    if strange:
-        raise TraceproofError(f"{one.name} has the inputs {', '.join(one.inputs)}, not {', '.join(strange)}")
-    found: list[VerdictRow] = []
+    definition, demanded = entry.parsed, bool(gradients)
+    of_inputs = () if isinstance(gradients, bool) else gradients
+    unknown = [name for name in of_inputs if name not in definition.inputs]
+    if unknown:
+        inputs = ", ".join(definition.inputs)
+        raise TraceproofError(f"{definition.name} has the inputs {inputs}, not {', '.join(unknown)}")
+    of_gradients: list[VerdictRow] = []
     with _engine(device, functions={called.name: called}, tolerance=tolerance, weak=weak) as engine:
         rows = engine.rows(entry, [called.name])
         # with wrong answers, gradients are reported only if demanded
-        told = demanded or not any(row.bad for row in rows)
-        if told and entry.no_oracle is None and not called.takes_outputs:
-            rows_of = partial(gradient_rows, partial(called.run, one), entry, name=called.name, demanded=gradients)
-            found += [
-                row
-                for case in chosen(entry.cases, demanded=demanded)
-                for row in rows_of(case, device=engine.device)
-            ]
-    return Report(called.name, one, tuple(rows), repeat, tuple(found), demanded)
+        reported = demanded or not any(row.bad for row in rows)
+        if reported and entry.no_oracle is None and not called.takes_outputs:
+            call = partial(called.run, definition)
+            for case in cases_with_gradients(entry.cases, demanded=demanded):
+                of_gradients += gradient_rows(
+                    call, entry, case, name=called.name, device=engine.device, demanded=gradients
+                )
+    return Report(called.name, definition, tuple(rows), repeat, tuple(of_gradients), demanded)
 
 
 @contextmanager
@@ -571,13 +564,14 @@ def verify(  # noqa: PLR0913 - all but one have defaults
 
     The arguments are those of `check`. A definition made from a form has no reference.
     """
-    one = definition(of, dtype=dtype, dataset=dataset, **axes)
+    specification = definition(of, dtype=dtype, dataset=dataset, **axes)
     with _engine(device) as engine:
-        names = [name for name in for_op_type(one.op_type) if environment_of(name) in engine.environments]
-        if one.reference == NO_REFERENCE.format(", ".join(one.inputs)):
+        every = for_op_type(specification.op_type)
+        names = [name for name in every if environment_of(name) in engine.environments]
+        if specification.reference == NO_REFERENCE.format(", ".join(specification.inputs)):
             names.remove(REFERENCE)
-        rows = engine.rows(planned_alone(one, PlanSelection(sizes=_sizes_of(sizes), seed=seed)), names)
-    return Report(", ".join(names), one, tuple(rows))
+        rows = engine.rows(planned_alone(specification, PlanSelection(sizes=_sizes_of(sizes), seed=seed)), names)
+    return Report(", ".join(names), specification, tuple(rows))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -749,12 +743,12 @@ def cases(  # noqa: PLR0913 - all but one have defaults
 
     The arguments are those of `check`; `unavailable`: whether to include cases that can not be judged here.
     """
-    one = definition(of, dtype=dtype, dataset=dataset, **axes)
-    chosen = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
-    planned = planned_alone(one, chosen)
+    specification = definition(of, dtype=dtype, dataset=dataset, **axes)
+    selection = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
+    planned = planned_alone(specification, selection)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for case in (case for case in planned.cases if not case.hidden):
-        drawn = DrawnCase(one, case, planned.no_oracle, device, tolerance)
+        drawn = DrawnCase(specification, case, planned.no_oracle, device, tolerance)
         if unavailable or drawn.unavailable is None:
             yield drawn
 
@@ -787,48 +781,46 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     __tracebackhide__ = True
     if of_form(of, dataset):
         form = form_of(str(of))
-        specs = tensors(form.said["inputs"], "")
+        specs = tensors(form.table["inputs"], "")
         values = _named(str(of), list(specs), inputs)
         sizes = _sizes({name: spec["shape"] for name, spec in specs.items()}, values)
-        known = {name: size for name, size in sizes.items() if name in form.named}
-        first = (values[name].dtype for name, spec in specs.items() if spec["dtype"] == "" and name in values)
-        one = form.definition(str(dtype or next(first, "bfloat16")).removeprefix("torch."), {**known, **axes})
+        chosen = {name: size for name, size in sizes.items() if name in form.parameters}
+        dtypes = (values[name].dtype for name, spec in specs.items() if spec["dtype"] == "" and name in values)
+        dtype = str(dtype or next(dtypes, "bfloat16")).removeprefix("torch.")
+        specification = form.definition(dtype, {**chosen, **axes})
     else:
-        one = definition(of, dtype="bfloat16", dataset=dataset, **axes)
-    values = _named(one.name, list(one.inputs), inputs)
-    sizes = _sizes({name: spec.shape for name, spec in one.inputs.items()}, values)
-    problems = [
-        f"{name} is {value.dtype}, not {spec.dtype}"
-        for name, spec in one.inputs.items()
-        if isinstance(value := values.get(name), torch.Tensor) and value.dtype != TORCH_DTYPES[spec.dtype]
-    ]
-    problems += [
-        f"{name} is missing" for name, spec in one.inputs.items() if not spec.optional and name not in values
-    ]
-    problems += [
-        f"{axis} is {sizes[axis]}, not {size}"
-        for axis, size in one.const_axes.items()
-        if sizes.get(axis, size) != size
-    ]
-    op, unknown = registry.for_definition(one)
-    problems += [] if unknown is None else [f"there is no oracle: {unknown}"]
+        specification = definition(of, dtype="bfloat16", dataset=dataset, **axes)
+    values = _named(specification.name, list(specification.inputs), inputs)
+    sizes = _sizes({name: spec.shape for name, spec in specification.inputs.items()}, values)
+    op, unknown = registry.for_definition(specification)
+    problems = [] if unknown is None else [f"there is no oracle: {unknown}"]
+    for name, spec in specification.inputs.items():
+        value = values.get(name)
+        if value is None and not spec.optional:
+            problems.append(f"{name} is missing")
+        if isinstance(value, torch.Tensor) and value.dtype != TORCH_DTYPES[spec.dtype]:
+            problems.append(f"{name} is {value.dtype}, not {spec.dtype}")
+    for axis, size in specification.const_axes.items():
+        if sizes.get(axis, size) != size:
+            problems.append(f"{axis} is {sizes[axis]}, not {size}")
     if problems:
-        raise TraceproofError(f"these are no inputs of {one.name}", problems=problems)
+        raise TraceproofError(f"these are no inputs of {specification.name}", problems=problems)
     # an axis of outputs alone is 0: it follows from others, or is not checked
-    known = {axis: sizes.get(axis, 0) for axis in one.var_axes}
-    case = op.settled(one, Case("given", "given", known, 0))
+    var = {axis: sizes.get(axis, 0) for axis in specification.var_axes}
+    case = op.settled(specification, Case("given", "given", var, 0))
     planned = PlannedCase(
         case=case,
         digest=case.digest,
-        memory=op.memory(one, case),
-        trials=op.trials(one, case),
+        memory=op.memory(specification, case),
+        trials=op.trials(specification, case),
         skip=None,
         large=False,
         nonce=0,
     )
-    ordered = {name: values.get(name) for name in one.inputs}
-    device = next((str(one.device.type) for one in ordered.values() if isinstance(one, torch.Tensor)), "cpu")
-    DrawnCase(one, planned, None, device, tolerance, ordered).check(outputs)
+    ordered = {name: values.get(name) for name in specification.inputs}
+    tensor = next((value for value in ordered.values() if isinstance(value, torch.Tensor)), None)
+    device = "cpu" if tensor is None else tensor.device.type
+    DrawnCase(specification, planned, None, device, tolerance, ordered).check(outputs)
 
 
 def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:

@@ -7,7 +7,7 @@ differentiate (a choice, a quantised output) has no gradient here, and the row s
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -58,8 +58,8 @@ class NarrowProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         if func not in PRODUCTS:
             return func(*args, **(kwargs or {}))
-        found = func(*(x.to(self._dtype).to(x.dtype) for x in args), **(kwargs or {}))
-        return found.to(self._dtype).to(found.dtype)
+        product = func(*(x.to(self._dtype).to(x.dtype) for x in args), **(kwargs or {}))
+        return product.to(self._dtype).to(product.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,20 @@ class _Differentiated:
             for name in names
             if isinstance(value := inputs[name], torch.Tensor)
         }
-        found: Mapping[str, Any] = call({**inputs, **leaves})
-        tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        outputs: Mapping[str, Any] = call({**inputs, **leaves})
+        tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
         return cls(leaves, {name: value for name, value in tensors.items() if value.requires_grad})
 
     def gradients(self, weights: Tensors) -> dict[str, torch.Tensor | None]:
         """Gradients by input of the sum of outputs times `weights`; None: no weighted output depends on it."""
-        chosen = {name: value for name, value in self.outputs.items() if name in weights}
-        given = [weights[name].to(value.dtype).to(value.device) for name, value in chosen.items()]
-        found = torch.autograd.grad([*chosen.values()], [*self.leaves.values()], given, allow_unused=True)
-        return dict(zip(self.leaves, found, strict=True))
+        weighted = {name: value for name, value in self.outputs.items() if name in weights}
+        factors = [weights[name].to(value.dtype).to(value.device) for name, value in weighted.items()]
+        leaves = [*self.leaves.values()]
+        gradients = torch.autograd.grad([*weighted.values()], leaves, factors, allow_unused=True)
+        return dict(zip(self.leaves, gradients, strict=True))
 
 
-def chosen(cases: Collection[PlannedCase], *, demanded: bool) -> list[PlannedCase]:
+def cases_with_gradients(cases: Collection[PlannedCase], *, demanded: bool) -> list[PlannedCase]:
     """Cases to take gradients of: if demanded all that fit, else the largest ordinary one."""
     fitting = [
         one
@@ -144,102 +145,125 @@ def _rulings(
 ) -> Iterator[tuple[str, Ruling]]:
     """(input, ruling); ("inputs", ruling) for all together if there are no gradients to compare."""
     op, _ = registry.for_definition(definition)
-    drawn = make_inputs(op, definition, planned.case, device=CPU)
-    wanted = drawn.keys() if isinstance(demanded, bool) else demanded
-    names = [one for one in wanted if isinstance(value := drawn[one], torch.Tensor) and value.dtype in WIDE]
+    inputs = make_inputs(op, definition, planned.case, device=CPU)
+    considered = inputs.keys() if isinstance(demanded, bool) else demanded
+    names = [one for one in considered if isinstance(value := inputs[one], torch.Tensor) and value.dtype in WIDE]
+    on_device = place(inputs, device)
+
+    def error(message: str) -> tuple[str, Ruling]:
+        return "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
+
     try:
         with torch.enable_grad():
-            given = place(drawn, device)
-            ours = _Differentiated.from_call(
-                names, given, None, lambda values: named_outputs(definition, call(values))
+            user = _Differentiated.from_call(
+                names, on_device, None, lambda values: named_outputs(definition, call(values))
             )
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which the row reports
+    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything, which the row reports
         if demanded:
-            message = f"with inputs that require a gradient: {type(error).__name__}: {error}"
-            yield "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
+            yield error(f"with inputs that require a gradient: {type(raised).__name__}: {raised}")
         return
-    if not ours.outputs:
+    if not user.outputs:
         if demanded:
             message = "it takes no part in autograd: no output has a gradient"
             yield "inputs", Ruling(Verdict.FAIL, Failure.PRESENCE, message, {})
         return
-    subject = SolvedCase(definition=definition, op=op, case=planned.case, inputs=drawn, oracle={}, seed=0)
-    expected = _expected(subject, names, ours.outputs.keys())
-    if isinstance(expected, str):
-        yield "inputs", Ruling(Verdict.SKIP, Skip.NO_ORACLE, expected, {})
-        return
-    weights, right = expected
+    subject = SolvedCase(definition=definition, op=op, case=planned.case, inputs=inputs, oracle={}, seed=0)
     try:
-        found = {one: None if x is None else plain_tensor(x) for one, x in ours.gradients(weights).items()}
-    except Exception as error:  # noqa: BLE001 - likewise, in its backward
-        message = f"in its backward: {type(error).__name__}: {error}"
-        yield "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
+        weights, expected = _expected(subject, names, user.outputs.keys())
+    except NoGradientError as unknown:
+        yield "inputs", Ruling(Verdict.SKIP, Skip.NO_ORACLE, str(unknown), {})
         return
-    for one, what in right.items():
-        absent = Ruling(Verdict.FAIL, Failure.PRESENCE, f"no gradient reaches {one}", {})
-        yield one, absent if found[one] is None else judge_output(found[one], what, tolerance=None)
+    try:
+        gradients = {one: None if x is None else plain_tensor(x) for one, x in user.gradients(weights).items()}
+    except Exception as raised:  # noqa: BLE001 - likewise, in its backward
+        yield error(f"in its backward: {type(raised).__name__}: {raised}")
+        return
+    for name, of_input in expected.items():
+        if gradients[name] is None:
+            yield name, Ruling(Verdict.FAIL, Failure.PRESENCE, f"no gradient reaches {name}", {})
+        else:
+            yield name, judge_output(gradients[name], of_input, tolerance=None)
+
+
+class NoGradientError(Exception):
+    """The formula has no gradient to compare with; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OfFormula:
+    """Gradients by input of the sum of outputs times `weights`."""
+
+    weights: Tensors  # by output
+    exact: Mapping[str, torch.Tensor | None]  # of the oracle, float64
+    computed: Sequence[Mapping[str, torch.Tensor | None]]  # of naive computations at a kernel's precision
+    magnitude: float  # sum over outputs of the norm of an output times its weights
+
+
+def _of_formula(subject: SolvedCase, names: Collection[str], outputs: Collection[str]) -> _OfFormula:
+    """Differentiate the formula by the inputs `names`. Raises NoGradientError: it has no finite gradient."""
+    definition, op, case, inputs = subject.definition, subject.op, subject.case, subject.inputs
+    dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}
+    draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU)
+    naive: list[Call] = [
+        partial(op.baseline, definition),
+        lambda values: op.varied(RIGHT, replace(subject, inputs=values)) or {},
+    ]
+    in_use = [value.dtype for name in names if isinstance(value := inputs[name], torch.Tensor)]
+    narrowest = min(in_use, key=lambda dtype: dtype.itemsize)
+    try:
+        with torch.enable_grad(), allow_mutation_on_saved_tensors(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # formulas convert tensors that require a gradient to Python numbers
+            oracle = _Differentiated.from_call(names, inputs, torch.float64, partial(op.oracle, definition))
+            weights = {
+                name: draw.normal(f"weights of {name}", value.shape, dtypes[name])
+                for name, value in oracle.outputs.items()
+                if name in outputs and dtypes[name] in WIDE
+            }
+            if not weights:
+                raise NoGradientError("the formula has no gradient by these inputs")
+            exact = oracle.gradients(weights)
+            norms = [(weights[one] * oracle.outputs[one].detach().nan_to_num()).norm() for one in weights]
+            computed = []
+            for call in naive:
+                low = _Differentiated.from_call(names, inputs, None, call)
+                if weights.keys() <= low.outputs.keys():
+                    with NarrowProducts(narrowest):
+                        computed.append(low.gradients(weights))
+    except (RuntimeError, ValueError) as error:
+        raise NoGradientError(f"PyTorch does not differentiate the formula: {error}") from error
+    if not all(value is None or bool(value.isfinite().all()) for value in exact.values()):
+        raise NoGradientError("the formula's gradient is not finite here")
+    return _OfFormula(weights, exact, computed, sum(map(float, norms)))
 
 
 def _expected(
     subject: SolvedCase, names: Collection[str], outputs: Collection[str]
-) -> tuple[Tensors, dict[str, Expected]] | str:
-    """(weights of the outputs, expected gradient of each input); or a text on why there is none."""
-    definition, op, case, inputs = subject.definition, subject.op, subject.case, subject.inputs
-    kinds, dtypes = (
-        op.comparisons(definition),
-        {one: TORCH_DTYPES[x.dtype] for one, x in definition.outputs.items()},
-    )
+) -> tuple[Tensors, dict[str, Expected]]:
+    """(weights of the outputs, expected gradient of each input). Raises NoGradientError: there is none."""
+    definition, formula = subject.definition, _of_formula(subject, names, outputs)
+    kinds = subject.op.comparisons(definition)
     quantised = any(isinstance(kinds.get(name), Quantised) for name in outputs)
-    draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU)
-    ways: list[Call] = [
-        partial(op.baseline, definition),
-        lambda given: op.varied(RIGHT, replace(subject, inputs=given)) or {},
-    ]
-    held = [inputs[name] for name in names]
-    narrowest = min((x.dtype for x in held if isinstance(x, torch.Tensor)), key=lambda dtype: dtype.itemsize)
-    try:
-        with torch.enable_grad(), allow_mutation_on_saved_tensors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # formulas convert tensors that require a gradient to Python numbers
-            exact = _Differentiated.from_call(names, inputs, torch.float64, partial(op.oracle, definition))
-            weights = {
-                name: draw.normal(f"weights of {name}", value.shape, dtypes[name])
-                for name, value in exact.outputs.items()
-                if name in outputs and dtypes[name] in WIDE
-            }
-            if not weights:
-                return "the formula has no gradient by these inputs"
-            right = exact.gradients(weights)
-            told = [(weights[one] * exact.outputs[one].detach().nan_to_num()).norm() for one in weights]
-            near = []
-            for way in ways:  # per element, the baseline is the one with the largest error
-                low = _Differentiated.from_call(names, inputs, None, way)
-                with NarrowProducts(narrowest):
-                    near += [low.gradients(weights)] if weights.keys() <= low.outputs.keys() else []
-    except (RuntimeError, ValueError) as error:
-        return f"PyTorch does not differentiate the formula: {error}"
-    if not all(value is None or bool(value.isfinite().all()) for value in right.values()):
-        return "the formula's gradient is not finite here"
-    found = {}
-    for name, value in right.items():
-        if value is None:
+    expected = {}
+    for name, exact in formula.exact.items():
+        if exact is None:
             continue
         spec = definition.inputs[name]
         dtype = TORCH_DTYPES[spec.dtype]
         # One float32 rounding of an element's contribution to the scalar: a kernel may lose as much in the slope
         # of a sigmoid that is nearly 1.
-        least = 2.0**-24 * sum(map(float, told)) / max(value.numel(), 1) ** 0.5
-        baseline = value.to(dtype).double()
-        baseline = torch.where((baseline - value).abs() < least, value + least, baseline)
-        for one in near:
-            other = one[name]
+        least = 2.0**-24 * formula.magnitude / max(exact.numel(), 1) ** 0.5
+        baseline = exact.to(dtype).double()
+        baseline = torch.where((baseline - exact).abs() < least, exact + least, baseline)
+        for gradients in formula.computed:  # per element, the baseline is the one with the largest error
+            other = gradients[name]
             if other is not None:
-                farther = other.isfinite() & ((other - value).abs() > (baseline - value).abs())
+                farther = other.isfinite() & ((other - exact).abs() > (baseline - exact).abs())
                 baseline = torch.where(farther, other.double(), baseline)
         comparison: Comparison = WIDE_GRADIENT if dtype is torch.float32 else NARROW_GRADIENT
-        found[name] = Expected(
-            shape=definition.shape_of(spec, case.axes),
+        expected[name] = Expected(
+            shape=definition.shape_of(spec, subject.case.axes),
             dtype=dtype,
-            oracle={"": value, "baseline": baseline},
+            oracle={"": exact, "baseline": baseline},
             comparison=Quantised(reason="as its outputs") if quantised else comparison,
         )
-    return weights, found
+    return formula.weights, expected

@@ -8,12 +8,14 @@ worker of the ground truth's environment; a call that kills its process costs on
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
+from unittest.mock import patch
 
 import torch
 
@@ -35,7 +37,7 @@ from traceproof.stacks import STACK_OF, STACKS, Stack
 
 BACKEND = "backend"  # the parameter
 AUTO = "auto"  # the value that leaves the choice to the package
-LITERAL = re.compile(r"Literal\[([^\]]*)\]")
+LITERAL, QUOTED = re.compile(r"Literal\[([^\]]*)\]"), re.compile(r"['\"]([^'\"]+)['\"]")
 # Exceptions of packages about a backend or tactic that does not exist, or not for this GPU or these sizes.
 REFUSALS = (RuntimeError, ValueError, AssertionError, ImportError, TypeError, KeyError, OSError)
 # Words of a message that a layout, size or option is not supported; failures inside a kernel have none.
@@ -45,16 +47,16 @@ Place = tuple[str, int, int]  # (operation in the call, runner's number, tactic'
 
 def backends_of(api: Api, stack: Stack) -> list[str]:
     """The values of `backend` that an adapter's functions and classes take, except `auto`."""
-    found: dict[str, None] = {}
+    names: list[str] = []
     for key, one in api.items():
-        if not takes_backend(one):
-            continue
-        annotation = inspect.signature(one).parameters[BACKEND].annotation
-        said = annotation if isinstance(annotation, str) else ""
-        literal = [part for text in LITERAL.findall(said) for part in re.findall(r"['\"]([^'\"]+)['\"]", text)]
-        named = literal or [value for value in get_args(annotation) if isinstance(value, str)]
-        found |= dict.fromkeys([*stack.backends.get(key, ()), *named])
-    return [name for name in found if name != AUTO]
+        if takes_backend(one):
+            annotation = inspect.signature(one).parameters[BACKEND].annotation
+            names += stack.backends.get(key, ())
+            if isinstance(annotation, str):
+                names += [name for text in LITERAL.findall(annotation) for name in QUOTED.findall(text)]
+            else:
+                names += [value for value in get_args(annotation) if isinstance(value, str)]
+    return [name for name in dict.fromkeys(names) if name != AUTO]
 
 
 def takes_backend(one: object) -> bool:
@@ -68,60 +70,58 @@ def takes_backend(one: object) -> bool:
 def with_backend(api: Api, backend: str) -> Api:
     """The API with `backend` passed to all functions and classes that take one."""
 
-    def asked(one: Callable[..., Any]) -> Callable[..., Any]:
+    def chosen(one: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: one(*args, **{**options, BACKEND: backend})
 
-    return {key: asked(one) if takes_backend(one) else one for key, one in api.items()}
+    return {key: chosen(one) if takes_backend(one) else one for key, one in api.items()}
 
 
-class Picked:
+class TunerAnswers:
     """Answers an autotuner's questions in a call: with defaults, except at one place."""
 
-    def __init__(self, wanted: Sequence[Any] | None = None) -> None:
-        self._wanted = None if wanted is None else (str(wanted[0]), int(wanted[1]), int(wanted[2]))
-        self._met: dict[str, int] = {}  # operation -> number of questions so far
+    def __init__(self, place: Sequence[Any] | None = None) -> None:
+        self._place = None if place is None else (str(place[0]), int(place[1]), int(place[2]))
+        self._questions = Counter[str]()  # number of questions so far, by operation
         self.listed: list[tuple[Place, str]] = []  # each tactic's place and name
-        self.answered = wanted is None  # whether the wanted place was met
+        self.answered = place is None  # whether the question at the place came
 
     def choose(self, module: ModuleType, operation: str, runners: Sequence[Any], inputs: Sequence[Any]) -> Any:  # noqa: ANN401
-        """(runner, tactic), replacing the tuner's choice: the first runner's fallback, or the wanted one."""
-        turn = self._met[operation] = self._met.get(operation, 0) + 1
+        """(runner, tactic), replacing the tuner's choice: the first runner's fallback, or the one at the place."""
+        self._questions[operation] += 1
+        turn = self._questions[operation]
         name = operation if turn == 1 else f"{operation} ({turn})"
-        sizes = [value.shape if isinstance(value, torch.Tensor) else () for value in inputs]
-        shapes = [[module.StaticDim(size) for size in one] for one in sizes]
-        profile = module.OptimizationProfile(shapes, [None] * len(shapes))
+        shapes = [value.shape if isinstance(value, torch.Tensor) else () for value in inputs]
+        dims = [[module.StaticDim(size) for size in shape] for shape in shapes]
+        profile = module.OptimizationProfile(dims, [None] * len(dims))
         for number, runner in enumerate(runners):
             for index, tactic in enumerate(runner.get_valid_tactics(inputs, profile)):
-                here = name, number, index
-                self.listed.append((here, f"{type(runner).__name__} {tactic}"))
-                if here == self._wanted:
+                place = name, number, index
+                self.listed.append((place, f"{type(runner).__name__} {tactic}"))
+                if place == self._place:
                     self.answered = True
                     return runner, tactic
         return runners[0], -1
 
 
 @contextmanager
-def picking(stack: Stack, wanted: Sequence[Any] | None = None) -> Iterator[Picked]:
-    """While active, a stack's autotuner, if it has one, chooses the wanted tactic."""
-    picked, (place, _, name) = Picked(wanted), stack.tuner.partition(":")
+def choosing(stack: Stack, place: Sequence[Any] | None = None) -> Iterator[TunerAnswers]:
+    """While active, a stack's autotuner, if it has one, chooses the tactic at a place."""
+    answers = TunerAnswers(place)
+    name, _, tuner_name = stack.tuner.partition(":")
     try:
-        module = importlib.import_module(place) if place else None
-        tuner = getattr(module, name)
+        module = importlib.import_module(name) if name else None
+        tuner = getattr(module, tuner_name)
     except (ImportError, AttributeError):  # this release has none
-        yield picked
+        yield answers
         return
     assert module is not None
-    before = tuner.choose_one
 
     def choose_one(_: Any, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, **__: Any) -> Any:  # noqa: ANN401
         del tuning_config
-        return picked.choose(module, custom_op, runners, inputs)
+        return answers.choose(module, custom_op, runners, inputs)
 
-    tuner.choose_one = choose_one
-    try:
-        yield picked
-    finally:
-        tuner.choose_one = before
+    with patch.object(tuner, "choose_one", choose_one):
+        yield answers
 
 
 def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -141,13 +141,13 @@ class Caller:
         self._selection = PlanSelection.model_validate(payload["selection"])
         self._plain = Implementation(payload["implementation"])
         self._plain.device = self._device.type
-        self._said: object = None
-        self._right: SolvedCase | None = None
+        self._json: object = None  # of the last definition
+        self._solved: SolvedCase | None = None  # its last case
 
-    def _take(self, said: Mapping[str, Any]) -> None:
-        if said != self._said:
-            self._said, self._right = said, None
-            self._definition = Definition.model_validate(said)
+    def _read(self, json: Mapping[str, Any]) -> None:
+        if json != self._json:
+            self._json, self._solved = json, None
+            self._definition = Definition.model_validate(json)
             self._op, self._unknown = registry.for_definition(self._definition)
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
@@ -156,10 +156,10 @@ class Caller:
         An item with only a `definition` (JSON) asks for `cases` and `backends`. Others also have a `case`, a
         `backend` ("": default) and a `tactic`: a place that an earlier answer listed, or None.
         """
-        self._take(item["definition"])
-        why = self._plain.unavailable(self._definition)
-        if why is not None:
-            return skipped(why)
+        self._read(item["definition"])
+        unavailable = self._plain.unavailable(self._definition)
+        if unavailable is not None:
+            return skipped(unavailable)
         if "case" not in item:
             planned = planned_alone(self._definition, self._selection).cases
             cases = [one.case.as_json() for one in planned if not one.hidden and one.skip is None]
@@ -170,35 +170,35 @@ class Caller:
         except UnavailableError as error:
             return skipped(error.unavailable)
         except REFUSALS as error:
-            told = refusal(error)
-            if told is None and item["backend"] and not item["tactic"] and says_unsupported(error):
-                told = Unavailable(Skip.UNSUPPORTED, f"{type(error).__name__}: {error}")
-            if told is None:
+            unavailable = refusal(error)
+            if unavailable is None and item["backend"] and not item["tactic"] and says_unsupported(error):
+                unavailable = Unavailable(Skip.UNSUPPORTED, f"{type(error).__name__}: {error}")
+            if unavailable is None:
                 raise
-            return skipped(told)
+            return skipped(unavailable)
 
     def _called(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Call the ground truth in one way, and judge its outputs."""
-        right, backend = self._solved(Case(**item["case"])), item["backend"]
-        given = self._plain.with_api(lambda api: with_backend(api, backend)) if backend else self._plain
-        with picking(self._stack, item["tactic"]) as picked:
-            runner = Runner(self._definition, self._op, given, self._device, self._dataset)
-            answer = runner.run({"case": item["case"], "repeat": False})
-        if not picked.answered:
+        solved, backend = self._solve(Case(**item["case"])), item["backend"]
+        truth = self._plain.with_api(lambda api: with_backend(api, backend)) if backend else self._plain
+        with choosing(self._stack, item["tactic"]) as answers:
+            runner = Runner(self._definition, self._op, truth, self._device, self._dataset)
+            result = runner.run({"case": item["case"], "repeat": False})
+        if not answers.answered:
             raise UnavailableError(Unavailable(Skip.API_ABSENT, "the call asks for no such tactic any more"))
-        told = rulings(right, CaseResult(**{**answer, "inputs": None}), tolerance=None)
-        return {"rows": [_row(output, ruling) for output, ruling in told], "tactics": picked.listed}
+        judged = rulings(solved, CaseResult(**{**result, "inputs": None}), tolerance=None)
+        return {"rows": [_row(output, ruling) for output, ruling in judged], "tactics": answers.listed}
 
-    def _solved(self, case: Case) -> SolvedCase:
+    def _solve(self, case: Case) -> SolvedCase:
         """The case with expected values; kept for the next calls."""
-        if self._right is None or self._right.case.digest != case.digest:
+        if self._solved is None or self._solved.case.digest != case.digest:
             inputs = make_inputs(self._op, self._definition, case, device=self._device, dataset=self._dataset)
             values = {} if self._unknown is not None else self._op.expected(self._definition, inputs)
             oracle = dict(zip(values, plain_tensors(list(values.values())), strict=True))
-            self._right = SolvedCase(
+            self._solved = SolvedCase(
                 definition=self._definition, op=self._op, case=case, inputs={}, oracle=oracle, seed=case.seed
             )
-        return self._right
+        return self._solved
 
 
 def _row(output: str, ruling: Ruling) -> dict[str, Any]:
@@ -208,13 +208,13 @@ def _row(output: str, ruling: Ruling) -> dict[str, Any]:
 
 def refusal(error: Exception) -> Unavailable | None:
     """The skip that an exception means: another GPU or a package is needed; None: it is a finding."""
-    said = str(error)
-    if isinstance(error, ImportError) or lookup.ABSENT.search(said):
-        return Unavailable(Skip.PACKAGE_ABSENT, said)
-    if "CUTE_DSL_ARCH" in said:  # its code is only for other architectures
-        return Unavailable(Skip.NEEDS_SM, said)
-    if torch.cuda.is_available() and lookup.asks_for_another(said, torch.cuda.get_device_capability()):
-        return Unavailable(Skip.NEEDS_SM, said)
+    text = str(error)
+    if isinstance(error, ImportError) or lookup.ABSENT.search(text):
+        return Unavailable(Skip.PACKAGE_ABSENT, text)
+    if "CUTE_DSL_ARCH" in text:  # its code is only for other architectures
+        return Unavailable(Skip.NEEDS_SM, text)
+    if torch.cuda.is_available() and lookup.asks_for_another(text, torch.cuda.get_device_capability()):
+        return Unavailable(Skip.NEEDS_SM, text)
     return None
 
 
