@@ -80,14 +80,15 @@ def examine(
         return None
     if not bool(torch.isfinite(actual).all()):
         return None
-    found = _inputs(inputs, actual, right, exact)
+    found = _rounded_inputs(inputs, actual, right, exact)
     if found is None and summed:
-        found = _lattice(*_sparse(inputs, summed, observe, exact))
+        found = _by_digits(*_sparse(inputs, summed, observe, exact))
     error = _error(actual, right)
-    told = f"relative error {error:.3g}" if math.isfinite(error) else "nothing to measure"
-    found = found or Seen(ASKED, "", told)
+    found = found or Seen(
+        ASKED, "", f"relative error {error:.3g}" if math.isfinite(error) else "nothing to measure"
+    )
     if found.format in {TF32, "float16"} and summed:
-        return _by_range(found, inputs, summed, observe)
+        return _half_or_tf32(found, inputs, summed, observe)
     return found
 
 
@@ -95,17 +96,16 @@ def _sparse(
     inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute, exact: Compute
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Results that are not zero, and the right ones, of as many thinned inputs as it takes."""
-    given: list[torch.Tensor] = []
-    wanted: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
+    right_ones: list[torch.Tensor] = []
     for seed in range(PROBES):
         sparse = thinned(inputs, summed, seed)
         right = exact(sparse)
-        seen = right != 0
-        given.append(observe(sparse)[seen])
-        wanted.append(right[seen])
-        if sum(map(len, wanted)) >= MANY:
+        results.append(observe(sparse)[right != 0])
+        right_ones.append(right[right != 0])
+        if sum(map(len, right_ones)) >= MANY:
             break
-    return torch.cat(given), torch.cat(wanted)
+    return torch.cat(results), torch.cat(right_ones)
 
 
 def thinned(inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], seed: int) -> dict[str, torch.Tensor]:
@@ -119,12 +119,12 @@ def thinned(inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], seed: i
     return changed
 
 
-def _inputs(
+def _rounded_inputs(
     inputs: Mapping[str, torch.Tensor], actual: torch.Tensor, right: torch.Tensor, exact: Compute
 ) -> Seen | None:
     """The rounding of inputs that explains the errors, if one does."""
-    before = _error(actual, right), _off(actual, right)
-    best, least, seen = "", EXPLAINED, before
+    before = _error(actual, right), _share_not_nearest(actual, right)
+    best, least, after_best = "", EXPLAINED, before
     groups = [tuple(inputs), *(((name,) for name in inputs) if len(inputs) > 1 else ())]
     ways = [(name, EVEN) for name in FORMATS] + [(TF32, AWAY), (TF32, CUT)]
     for (name, half), group in product(ways, groups):
@@ -132,16 +132,19 @@ def _inputs(
         if all(torch.equal(changed[key], inputs[key]) for key in group):
             continue
         predicted = exact(changed)
-        after = _error(actual, predicted), _off(actual, predicted)
+        after = _error(actual, predicted), _share_not_nearest(actual, predicted)
         left = min(one / max(other, 1e-300) for one, other in zip(after, before, strict=True))
         if left < least:
-            best, least, seen = name, left, after
-    told = f"error {before[0]:.3g} against the oracle, {seen[0]:.3g} once inputs are rounded"
-    off = f"{before[1]:.1%} and {seen[1]:.1%} of results are not the nearest"
-    return Seen("inputs", best, f"{told}; {off}") if best else None
+            best, least, after_best = name, left, after
+    if not best:
+        return None
+    errors = f"error {before[0]:.3g} against the oracle, {after_best[0]:.3g} once inputs are rounded"
+    return Seen(
+        "inputs", best, f"{errors}; {before[1]:.1%} and {after_best[1]:.1%} of results are not the nearest"
+    )
 
 
-def _off(actual: torch.Tensor, right: torch.Tensor) -> float:
+def _share_not_nearest(actual: torch.Tensor, right: torch.Tensor) -> float:
     """Share of results that are not the number of their dtype nearest to the right answer."""
     return float((actual != right.to(actual.dtype)).double().mean())
 
@@ -152,42 +155,49 @@ def _error(actual: torch.Tensor, right: torch.Tensor) -> float:
     return float(apart.norm() / right.double().norm().clamp_min(1e-300)) if bool(right.any()) else math.inf
 
 
-def _lattice(actual: torch.Tensor, right: torch.Tensor) -> Seen | None:
+def _by_digits(actual: torch.Tensor, right: torch.Tensor) -> Seen | None:
     """By the coarsest format that holds all results: "result" where they are its nearest, else "sums"; or None."""
-    given, wanted = actual.double(), right.double()
-    if given.numel() < LEAST:
+    results, right = actual.double(), right.double()
+    if results.numel() < LEAST:
         return None
-    off = _off(actual, wanted)
+    off = _share_not_nearest(actual, right)
     for name, (digits, _) in FORMATS.items():
         narrower = 2.0 ** -(digits + 1) > unit_roundoff(actual.dtype)
-        if narrower and torch.equal(_cut(given, digits), given):
-            far = float((_cut(wanted, digits) != given).double().mean())
+        if narrower and torch.equal(_to_digits(results, digits), results):
+            far = float((_to_digits(right, digits) != results).double().mean())
             stage = "result" if far <= NEAREST else "sums"
             return Seen(stage, name, f"all results have {digits} binary digits, {far:.1%} are not the nearest")
-    bits = _bits(given, wanted, actual.dtype, off)
-    if bits is None or bits > 16:
+    before = _digits_before(results, right, actual.dtype, off)
+    if before is None or before > 16:
         return None
-    told = f"errors as of {bits:.1f} binary digits where few terms are summed"
-    return Seen(OTHER, "", told) if bits < COARSE else Seen("sums", "bfloat16" if bits < BETWEEN else TF32, told)
+    evidence = f"errors as of {before:.1f} binary digits where few terms are summed"
+    if before < COARSE:
+        return Seen(OTHER, "", evidence)
+    return Seen("sums", "bfloat16" if before < BETWEEN else TF32, evidence)
 
 
-def _bits(given: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, off: float) -> float | None:
-    """Binary digits of the computation before the output's own rounding; None: as many as the output shows."""
-    own = -math.log2(2 * unit_roundoff(dtype))
-    share = ((given - wanted).abs() / 2.0 ** torch.floor(torch.log2(wanted.abs()))).median()
-    if float(share) * 4 > 1.6 * 2.0**-own:
-        return -math.log2(4 * float(share))
-    return None if off < 2.0**-9 else own - math.log2(4 * off)
+def _digits_before(actual: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, off: float) -> float | None:
+    """Binary digits of the computation before the output's rounding to `dtype`; None: as many as that shows.
+
+    `actual` and `right` are float64; `off` is the share of results that are not the nearest.
+    """
+    of_output = -math.log2(2 * unit_roundoff(dtype))
+    error = float(((actual - right).abs() / 2.0 ** torch.floor(torch.log2(right.abs()))).median())
+    if error * 4 > 1.6 * 2.0**-of_output:
+        return -math.log2(4 * error)
+    return None if off < 2.0**-9 else of_output - math.log2(4 * off)
 
 
-def _cut(value: torch.Tensor, digits: int) -> torch.Tensor:
+def _to_digits(value: torch.Tensor, digits: int) -> torch.Tensor:
     """Values rounded to `digits` binary digits after the mantissa's point, without limits of range."""
     mantissa, exponent = torch.frexp(value)
     scale = 2.0 ** (digits + 1)
     return torch.ldexp(torch.round(mantissa * scale) / scale, exponent)
 
 
-def _by_range(found: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute) -> Seen:
+def _half_or_tf32(
+    found: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute
+) -> Seen:
     """Half precision or TF32, by whether the kernel still computes beyond half precision's range."""
     first = inputs[summed[0]]
     if first.dtype == torch.float16:
@@ -195,5 +205,5 @@ def _by_range(found: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str
     large = {name: value * UP if name in summed else value for name, value in inputs.items()}
     here, there = observe(inputs).double(), observe(large).double()
     lost = not bool(torch.isfinite(there).all()) or float(there.abs().median()) < 0.01 * float(here.abs().median())
-    told = "does not hold" if lost else "holds"
-    return Seen(found.stage, "float16" if lost else TF32, f"{found.evidence}; {told} for inputs times 2^17")
+    holds = "does not hold" if lost else "holds"
+    return Seen(found.stage, "float16" if lost else TF32, f"{found.evidence}; {holds} for inputs times 2^17")

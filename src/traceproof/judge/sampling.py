@@ -47,8 +47,12 @@ PARTS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
 NEAR_LAGS, FAR_LAGS, FIRST_DRAWS = 8, 64, 1 << 13
 
 
-# Logarithm of a bound on a p-value, the number of tests of its family (it is one of them), and what it tests.
-Test = tuple[float, float, str]
+class Test(NamedTuple):
+    """A statistical test."""
+
+    log_p: float  # logarithm of a bound on the p-value
+    tests: float  # the number of tests of its family, of which it is one
+    what: str  # for people
 
 
 def judge_samples(
@@ -85,8 +89,8 @@ def judge_samples(
         fields["first_outside"] = {"trial": trial, "row": row, "token": drawn}
         detail = f"{fields['outside']} of {samples.numel()} draws lie outside the support, first token {drawn}"
         return False, {**fields, "p_bound": 0.0, "detail": f"{detail} of row {row}"}
-    every = _tests(ranks, tokens, probs.detach().to(torch.float64), optional)
-    corrected = [(min(0.0, log_p + math.log(FAMILIES * tests)), what) for log_p, tests, what in every]
+    tests = _tests(ranks, tokens, probs.detach().to(torch.float64), optional)
+    corrected = [(min(0.0, test.log_p + math.log(FAMILIES * test.tests)), test.what) for test in tests]
     worst, what = min(corrected, default=(0.0, "nothing but optional tokens"), key=lambda one: one[0])
     fields["p_bound"] = math.exp(worst)
     ok = fields["p_bound"] > false_alarm
@@ -188,11 +192,11 @@ def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: Alik
         return
     rows, columns = used.nonzero(as_tuple=True)
     log_p = log_tail(counts[rows, columns], seen[rows], q[rows, columns]) - q[rows, columns].log()
-    at = int(log_p.argmin())
-    row, column = int(rows[at]), int(columns[at])
+    worst = int(log_p.argmin())
+    row, column = int(rows[worst]), int(columns[worst])
     what = f"{names[row]}, rank {column}: drawn {int(counts[row, column])} of {int(seen[row])}"
     what += f", expected {float(q[row, column] * seen[row]):.1f}"
-    yield float(log_p[at]), 2 * len(names), what
+    yield Test(float(log_p[worst]), 2 * len(names), what)
 
 
 def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> Iterator[Test]:
@@ -212,7 +216,7 @@ def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: t
         drawn = (counts * pool).sum()
         text = f"{what}, pooled: drawn {int(drawn)} of {int(trials)}, expected {float(expected):.1f}"
         log_p = float(log_tail(drawn, trials, mean, mean=True))
-        yield log_p, 2 * len(pools), text
+        yield Test(log_p, 2 * len(pools), text)
 
 
 def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: torch.Tensor) -> Iterator[Test]:
@@ -228,9 +232,9 @@ def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: t
         return
     counts, trials, expected = pooled[:, several]
     log_p = log_tail(counts, trials, expected / trials, mean=True) - (expected / expected.sum()).log()
-    at = int(log_p.argmin())
-    what = f"token {int(numbers[several][at])} of all rows: drawn {int(counts[at])} of {int(trials[at])}"
-    yield float(log_p[at]), 2, f"{what}, expected {float(expected[at]):.1f}"
+    worst = int(log_p.argmin())
+    what = f"token {int(numbers[several][worst])} of all rows: drawn {int(counts[worst])} of {int(trials[worst])}"
+    yield Test(float(log_p[worst]), 2, f"{what}, expected {float(expected[worst]):.1f}")
 
 
 def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> Iterator[Test]:
@@ -238,15 +242,15 @@ def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> Iter
     partial = (share > 0) & (share < 1 - 1e-12)  # float64 sums of a distribution stray from 1 by less
     if not partial.any():
         return
-    some, of, mean = seen[partial], trials[partial], share[partial]
-    log_p = torch.where(some < of * mean, log_tail(some, of, mean), 0.0)
-    expected, total = (of * mean).sum(), of.sum()
+    drawn, draws, mean = seen[partial], trials[partial], share[partial]
+    log_p = torch.where(drawn < draws * mean, log_tail(drawn, draws, mean), 0.0)
+    expected, total = (draws * mean).sum(), draws.sum()
     pooled = 0.0
-    if some.sum() < expected:
-        pooled = float(log_tail(some.sum(), total, expected / total, mean=True))
+    if drawn.sum() < expected:
+        pooled = float(log_tail(drawn.sum(), total, expected / total, mean=True))
     low = min(float(log_p.min()), pooled)
-    what = f"tokens that must be kept: drawn {int(some.sum())} of {int(total)}, expected at least"
-    yield low, len(log_p) + 1, f"{what} {float(expected):.1f}"
+    what = f"tokens that must be kept: drawn {int(drawn.sum())} of {int(total)}, expected at least"
+    yield Test(low, len(log_p) + 1, f"{what} {float(expected):.1f}")
 
 
 def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> Iterator[Test]:
@@ -259,7 +263,7 @@ def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: t
         return
     log_p = freedom - statistic + freedom * math.log(statistic / freedom)
     what = f"all rows pooled: G = {2 * statistic:.1f} with {freedom} degrees of freedom"
-    yield log_p, 1, what
+    yield Test(log_p, 1, what)
 
 
 def _tempered(alike: Alike) -> Iterator[Test]:
@@ -284,7 +288,7 @@ def _tempered(alike: Alike) -> Iterator[Test]:
     power = (low + high) / 2
     ratio = tilted(power)[1] if len(shared) else 0.0
     what = f"all rows pooled: drawn as if from the distribution to the power of {power:.3f}"
-    yield -max(ratio, 0.0), 2, what
+    yield Test(-max(ratio, 0.0), 2, what)
 
 
 def _mixed(alike: Alike) -> Iterator[Test]:
@@ -307,7 +311,7 @@ def _mixed(alike: Alike) -> Iterator[Test]:
         every = torch.cat([single.sum(0, keepdim=True), single]) + (weights / len(PARTS)).log()
         best = PARTS[int(every.max(0).values.argmax())]
         text = f"drawn as if {what} were taken in {100 * best:g} % of the draws"
-        yield -float(torch.logsumexp(every.flatten(), 0)), 2, text
+        yield Test(-float(torch.logsumexp(every.flatten(), 0)), 2, text)
 
 
 def _following(ranks: torch.Tensor, q: torch.Tensor) -> Iterator[Test]:
@@ -315,7 +319,7 @@ def _following(ranks: torch.Tensor, q: torch.Tensor) -> Iterator[Test]:
     lags = _lags(len(ranks))
     for lag, count in lags:
         gain, what = repeated(ranks[: count - lag], ranks[lag:count], q, q)
-        yield -gain, len(lags), f"{what} repeat the one {lag} before"
+        yield Test(-gain, len(lags), f"{what} repeat the one {lag} before")
 
 
 def _lags(trials: int) -> list[tuple[int, int]]:
@@ -335,7 +339,7 @@ def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> Itera
     if not len(one):
         return
     gain, what = repeated(ranks[:, one], ranks[:, next_one], q[one], q[next_one])
-    yield -gain, 1, f"{what} are those of an equal row beside"
+    yield Test(-gain, 1, f"{what} are those of an equal row beside")
 
 
 def repeated(
@@ -378,7 +382,7 @@ def _related(places: torch.Tensor) -> Iterator[Test]:
         pairs.append((places[:, :-1] * places[:, 1:], "the row beside", 1))
     for products, what, tests in pairs:
         kind = "on the same side as" if float(products.sum()) > 0 else "on the other side of"
-        yield -correlated(products), 2 * tests, f"draws lie too often {kind} {what}"
+        yield Test(-correlated(products), 2 * tests, f"draws lie too often {kind} {what}")
 
 
 def correlated(products: torch.Tensor) -> float:

@@ -42,13 +42,13 @@ def resolve(stack: Stack, keys: Sequence[str]) -> Api | Unavailable:
     preparation = stack.preparation()
     if preparation is not None:
         preparation()
-    found: dict[str, Any] = {}
+    api: dict[str, Any] = {}
     for key in keys:
         value = _find(stack, key)
         if isinstance(value, Unavailable):
             return value
-        found[key] = value
-    return MappingProxyType(found)
+        api[key] = value
+    return MappingProxyType(api)
 
 
 def with_one_object_each(api: Api) -> Api:
@@ -156,10 +156,10 @@ class Adapter:
 
     def matches(self, definition: Definition) -> bool:
         """Whether the definition has this adapter's form."""
-        given, wanted = definition.inputs.keys(), self.signature
+        inputs, served = definition.inputs.keys(), self.signature
         return (
-            wanted.inputs <= given <= wanted.inputs | wanted.optional
-            and definition.outputs.keys() <= wanted.outputs
+            served.inputs <= inputs <= served.inputs | served.optional
+            and definition.outputs.keys() <= served.outputs
             and self.accepts(definition)
         )
 
@@ -195,8 +195,8 @@ class Adapter:
         first, last = self.sm
         here = torch.cuda.get_device_capability(device)
         if not self.runs_on(here):
-            wanted = f"SM {first[0]}.{first[1]}" + ("" if first == last else f" to {last[0]}.{last[1]}")
-            return Unavailable(Skip.NEEDS_SM, f"{self.name} needs {wanted}, this GPU is SM {here[0]}.{here[1]}")
+            needed = f"SM {first[0]}.{first[1]}" + ("" if first == last else f" to {last[0]}.{last[1]}")
+            return Unavailable(Skip.NEEDS_SM, f"{self.name} needs {needed}, this GPU is SM {here[0]}.{here[1]}")
         return None
 
     def empty(self, definition: Definition, inputs: Values) -> Outputs | None:

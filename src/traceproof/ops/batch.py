@@ -18,33 +18,34 @@ POINTERS = {"qo_indptr": QUERIES, "kv_indptr": ("kv_indices", "k"), "cu_seqlens"
 
 def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
     """`index_select` for all dtypes; torch has none for some that are a byte wide."""
-    narrow = values.dtype.itemsize == 1
-    found = (values.view(torch.uint8) if narrow else values).index_select(axis, index)
-    return found.view(values.dtype) if narrow else found
+    if values.dtype.itemsize > 1:
+        return values.index_select(axis, index)
+    return values.view(torch.uint8).index_select(axis, index).view(values.dtype)
 
 
 def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
     """The independent parts of a case's inputs, or of `inputs` of its definition; None: none are known."""
     definition, values = subject.definition, subject.inputs if inputs is None else inputs
     specs = {**definition.inputs, **definition.outputs}
-    first = {name: (spec.shape or ("",))[0] for name, spec in specs.items()}
-    cut = {
-        first[next(name for name in names if name in values)]: pointer
+    first_axis = {name: (spec.shape or ("",))[0] for name, spec in specs.items()}
+    pointers = {
+        first_axis[next(name for name in names if name in values)]: pointer
         for pointer, names in POINTERS.items()
         if pointer in values
     }
-    if not cut:
-        pool = first.get("initial_state", first.get("state")) if any(name in values for name in SLOTS) else None
-        var = {*definition.var_axes} - {pool}
-        axis = next((first[name] for name in definition.outputs if first[name] in var), None)
-        # Of a tensor with another var axis alone (padded scales) it is not known which entries a row has.
-        shapes = [var & {*(spec.shape or ())} for spec in specs.values()]
-        known = axis is not None and any(shapes) and all(axis in shape for shape in shapes if shape)
-        return Batch(definition, values, axis, {}) if axis is not None and known else None
-    # a state per sequence; else, where nothing cuts the queries, a query per sequence
-    parts = ("state",) if "cu_seqlens" in values else QUERIES
-    whole = next((name for name in parts if name in values), None)
-    return None if whole is None else Batch(definition, values, first[whole], cut)
+    if pointers:
+        # a state per sequence; else, where nothing cuts the queries, a query per sequence
+        names = ("state",) if "cu_seqlens" in values else QUERIES
+        per_sequence = next((name for name in names if name in values), None)
+        return None if per_sequence is None else Batch(definition, values, first_axis[per_sequence], pointers)
+    in_pool = any(name in values for name in SLOTS)
+    pool = first_axis.get("initial_state", first_axis.get("state")) if in_pool else None
+    var = {*definition.var_axes} - {pool}
+    rows = next((first_axis[name] for name in definition.outputs if first_axis[name] in var), None)
+    # Of a tensor with another var axis alone (padded scales) it is not known which entries a row has.
+    shapes = [var_of for spec in specs.values() if (var_of := var & {*(spec.shape or ())})]
+    known = bool(shapes) and all(rows in shape for shape in shapes)
+    return Batch(definition, values, rows, {}) if rows is not None and known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class Batch:
         """How many parts there are."""
         if self.cut:
             return len(tensor(self.values, next(iter(self.cut.values())))) - 1
-        name, place = next((name, at) for name in self.definition.inputs if (at := self._place(name)) is not None)
-        return tensor(self.values, name).shape[place]
+        name = next(name for name in self.definition.inputs if self._place(name) is not None)
+        return tensor(self.values, name).shape[self._place(name) or 0]
 
     def bounds(self, pointer: str) -> list[tuple[int, int]]:
         """(start, stop) of the entries of each part, by an index pointer."""
@@ -76,9 +77,10 @@ class Batch:
             if isinstance(value, torch.Tensor) and place is not None:
                 chosen[name] = taken(value, place, self._entries(name, parts))
         for pointer in self.cut.values():
-            bounds, given = self.bounds(pointer), tensor(self.values, pointer)
+            bounds = self.bounds(pointer)
             lengths = [bounds[part][1] - bounds[part][0] for part in parts]
-            chosen[pointer] = torch.tensor([0, *itertools.accumulate(lengths)], dtype=given.dtype)
+            dtype = tensor(self.values, pointer).dtype
+            chosen[pointer] = torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
         if "kv_last_page_len" in chosen and self._place("kv_last_page_len") is None:
             last = tensor(self.values, "kv_last_page_len")
             spare = last[self.count :]  # some definitions shape it like an index pointer
@@ -87,15 +89,16 @@ class Batch:
 
     def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
         """The outputs' entries of these parts, in this order; of a pool, the slots of these parts."""
-        found = {}
+        picked = {}
         for name, value in outputs.items():
-            place, shape = self._place(name), self._axes(name)
+            place = self._place(name)
             if place is None:
                 slots = tensor(self.values, next(one for one in SLOTS if one in self.values))[list(parts)].long()
-                found[name] = value[slots[slots >= 0]]
-            else:  # draws have an axis in front
-                found[name] = taken(value, place + value.dim() - len(shape), self._entries(name, parts))
-        return found
+                picked[name] = value[slots[slots >= 0]]
+            else:
+                place += value.dim() - len(self._axes(name))  # draws have an axis in front
+                picked[name] = taken(value, place, self._entries(name, parts))
+        return picked
 
     def _axes(self, name: str) -> Sequence[str]:
         """Axes of an input or output."""
@@ -129,8 +132,7 @@ class Halves:
 
     def joined(self, outputs: Sequence[Tensors]) -> Tensors:
         """The outputs of both parts, one after the other."""
-        pairs = zip(self.parts, outputs, strict=True)
-        picked = [part.pick(found, range(part.count)) for part, found in pairs]
+        picked = [part.pick(one, range(part.count)) for part, one in zip(self.parts, outputs, strict=True)]
         return {name: torch.cat([one[name] for one in picked]) for name in picked[0]}
 
     def whole(self, outputs: Tensors) -> Tensors:
@@ -146,6 +148,7 @@ def halved(subject: Subject) -> Halves | None:
     batch = batch_of(subject)
     if batch is None or batch.count < 2:
         return None
-    whole, cut = list(range(batch.count)), (batch.count + 1) // 2
-    first, second = (replace(batch, values=batch.select(some)) for some in (whole[:cut], whole[cut:]))
+    middle = (batch.count + 1) // 2
+    first = replace(batch, values=batch.select(range(middle)))
+    second = replace(batch, values=batch.select(range(middle, batch.count)))
     return Halves(batch, (first, second))

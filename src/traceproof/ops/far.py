@@ -40,29 +40,27 @@ class Far:
 
     def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
         """Size of the axis, a multiple of `own`, at which the largest input has (UNSIGNED_)LEAST elements."""
-        const = {**dict.fromkeys(definition.var_axes, 1), **definition.const_axes, **axes}
-        widths = (
-            math.prod(const[axis] for axis in spec.shape or () if axis != self.axis)
+        sizes = {**dict.fromkeys(definition.var_axes, 1), **definition.const_axes, **axes}
+        elements_per_entry = [
+            math.prod(sizes[axis] for axis in spec.shape or () if axis != self.axis)
             for spec in definition.inputs.values()
             if self.axis in (spec.shape or ())
-        )
+        ]
         least = UNSIGNED_LEAST if self.slots or self.unsigned else LEAST
-        return own * -(-least // (own * max(widths, default=least)))
+        return own * math.ceil(least / (own * max(elements_per_entry, default=least)))
 
     def bytes(self, definition: Definition, case: Case) -> int:
         """Bytes that a kernel's call needs in addition to the small case."""
-        grown = {**case.axes, self.axis: int(case.params.get(SIZE, 0))}
-        tensors = (
-            spec
+        enlarged = {**case.axes, self.axis: int(case.params.get(SIZE, 0))}
+        return self.copies * sum(
+            math.prod(definition.shape_of(spec, enlarged) or ()) * spec.dtype.bits // 8
             for spec in (*definition.inputs.values(), *definition.outputs.values())
             if self._along(spec) is not None and not spec.optional
         )
-        counts = ((math.prod(definition.shape_of(spec, grown) or ()), spec.dtype.bits) for spec in tensors)
-        return self.copies * sum(count * bits // 8 for count, bits in counts)
 
     def enlarge(self, definition: Definition, case: Case, inputs: Values) -> Values:
         """The inputs with the axis enlarged, as a kernel gets them."""
-        return {name: self._grown(definition, name, value, case) for name, value in inputs.items()}
+        return {name: self._enlarged(definition, name, value, case) for name, value in inputs.items()}
 
     def kept(self, definition: Definition, case: Case, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs with the small case's entries only, as they are judged; those of another shape unchanged."""
@@ -77,7 +75,7 @@ class Far:
                 kept[name] = value.index_select(dim, self._places(case, value.device))
         return kept
 
-    def _grown(self, definition: Definition, name: str, value: Value, case: Case) -> Value:
+    def _enlarged(self, definition: Definition, name: str, value: Value, case: Case) -> Value:
         """An input as a kernel gets it: slots renumbered, bounds moved, or entries inserted along the axis."""
         if not isinstance(value, torch.Tensor):
             return value

@@ -56,8 +56,8 @@ class Wide:
 
     def changed(self, **values: Value) -> Wide:
         """A copy with some inputs replaced."""
-        own = {self.names.get(name, name): value for name, value in values.items()}
-        return replace(self, values={**self.values, **own})
+        renamed = {self.names.get(name, name): value for name, value in values.items()}
+        return replace(self, values={**self.values, **renamed})
 
     def maybe(self, name: str) -> torch.Tensor | None:
         """`self[name]`; None: it is not given."""
@@ -72,14 +72,14 @@ class Wide:
 
         Raises Unsupported: there is none of them.
         """
-        value = self.value(name)
-        if value is not None:
-            return float(value)
-        found = self.definition.constants.get(name)
-        found = default if found is None else found
-        if found is None:
+        value: Any = self.value(name)
+        if value is None:
+            value = self.definition.constants.get(name)
+        if value is None:
+            value = default
+        if value is None:
             raise Unsupported(f"nobody states {name}")
-        return float(found)
+        return float(value)
 
 
 # (inputs, changes of a variant) -> outputs by name, and what a comparison needs as `<output>@<what>`
@@ -184,17 +184,16 @@ class Form:
 
     def named(self, names: Mapping[str, str]) -> Form:
         """A copy of the form with other names for some inputs and outputs."""
-        found = copy(self)
-        found.inputs, found.outputs = (
-            {names.get(name, name): one for name, one in part.items()} for part in (self.inputs, self.outputs)
-        )
-        return found
+        form = copy(self)
+        form.inputs = {names.get(name, name): axes for name, axes in self.inputs.items()}
+        form.outputs = {names.get(name, name): axes for name, axes in self.outputs.items()}
+        return form
 
     @property
     def names(self) -> str:
         """The text without axes, and brackets around what may be left out, as `adapter.signature` reads it."""
-        given = (f"[{name}]" if optional else name for name, (_, optional) in self.inputs.items())
-        return f"{' '.join(given)} -> {' '.join(self.outputs)}"
+        inputs = (f"[{name}]" if optional else name for name, (_, optional) in self.inputs.items())
+        return f"{' '.join(inputs)} -> {' '.join(self.outputs)}"
 
     def misfit(self, definition: Definition) -> str | None:
         """The first reason why a definition does not match this form; None if it matches."""
@@ -209,9 +208,10 @@ class Form:
         for name, (letters, _) in {**self.inputs, **self.outputs}.items():
             if name in specs and (problem := _unlike(specs[name].shape, letters, axes)):
                 return f"{name} has the shape {specs[name].shape}{problem}".rstrip()
-        stated = definition.constants
-        unstated = next((name for name in self.constants if name not in specs and stated.get(name) is None), None)
-        return f"nobody states {unstated}, nor does the reference assign it a single number" if unstated else None
+        for name in self.constants:
+            if name not in specs and definition.constants.get(name) is None:
+                return f"nobody states {name}, nor does the reference assign it a single number"
+        return None
 
     def axes(self, definition: Definition) -> dict[str, str]:
         """The definition's axis for each letter."""

@@ -54,16 +54,17 @@ class GenericOp(Op):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Cases of sizes near SIZES and near all ones, and cases with tied, tiny and large values."""
-        met: list[Mapping[str, int]] = []
-        named = [(f"{size}-{index}", size, one) for size in sizes for index, one in enumerate(SIZES[size])]
-        for name, size, wanted in (*named, ("edge-ones", "edge", (1,))):
-            axes = sizes_near(definition, wanted)
-            if axes is not None and axes not in met:
-                met.append(axes)
-                yield Case(name, size, axes, seed, {"drawn": "by role"})
+        used: list[Mapping[str, int]] = []
+        named = {f"{size}-{index}": near for size in sizes for index, near in enumerate(SIZES[size])}
+        for name, near in {**named, "edge-ones": (1,)}.items():
+            axes = sizes_near(definition, near)
+            if axes is not None and axes not in used:
+                used.append(axes)
+                yield Case(name, name.partition("-")[0], axes, seed, {"drawn": "by role"})
         axes = sizes_near(definition, SIZES["small"][1])
-        for name, params in ADVERSARIAL.items() if axes is not None else ():
-            yield Case(f"adversarial-{name}", "adversarial", axes or {}, seed, {"drawn": "by role", **params})
+        if axes is not None:
+            for name, params in ADVERSARIAL.items():
+                yield Case(f"adversarial-{name}", "adversarial", axes, seed, {"drawn": "by role", **params})
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """The case unchanged: nothing says which sizes a reference takes beside those that it states."""
@@ -92,47 +93,51 @@ class GenericOp(Op):
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close for floating-point outputs and Exact for others: they are compared without an oracle."""
-        found: dict[str, Comparison] = {}
+        kinds: dict[str, Comparison] = {}
         for name, spec in definition.outputs.items():
-            wide = spec.dtype in {DType.FLOAT32, DType.FLOAT64, DType.UNKNOWN}
-            narrow = Close() if "float" in spec.dtype else Exact("whole numbers have no rounding")
-            found[name] = Close(factor=16.0, reason=WIDE_REASON) if wide else narrow
-        return found
+            if spec.dtype in {DType.FLOAT32, DType.FLOAT64, DType.UNKNOWN}:
+                kinds[name] = Close(factor=16.0, reason=WIDE_REASON)
+            else:
+                kinds[name] = Close() if "float" in spec.dtype else Exact("whole numbers have no rounding")
+        return kinds
 
     def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
         """Whether two sets of inputs differ in any byte: what an `init` made is the same for any seed."""
         for name in definition.inputs:
             first, second = one[name], other[name]
-            if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):  # as bytes: NaN are unequal
-                bits = [value.contiguous().reshape(-1).view(torch.uint8) for value in (first, second)]
-                if not torch.equal(*bits):
+            if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+                if not torch.equal(_bytes_of(first), _bytes_of(second)):  # NaN equal nothing
                     return True
             elif first is not second and first != second:
                 return True
         return False
 
 
-def sizes_near(definition: Definition, wanted: Sequence[int]) -> dict[str, int] | None:
-    """Sizes of the var axes that satisfy the constraints, near the wanted ones; None: none were found.
+def _bytes_of(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous().reshape(-1).view(torch.uint8)
+
+
+def sizes_near(definition: Definition, targets: Sequence[int]) -> dict[str, int] | None:
+    """Sizes of the var axes that satisfy the constraints, near `targets` in turn; None: none were found.
 
     What a reference divides one axis by, as whole numbers, should divide it, and what it asserts of axes should
     hold, unless no sizes do.
     """
     names = definition.var_axes
-    near = {name: wanted[index % len(wanted)] for index, name in enumerate(names)}
+    near = {name: targets[index % len(targets)] for index, name in enumerate(names)}
     stated = definition.constraints or ()
     implied = implied_constraints(definition)
     for constraints in ((*stated, *implied), stated) if implied else (stated,):
-        found = System(tuple(definition.axes), constraints).solve(definition.const_axes, near)
-        if found is not None:
-            return {name: found[name] for name in names}
+        sizes = System(tuple(definition.axes), constraints).solve(definition.const_axes, near)
+        if sizes is not None:
+            return {name: sizes[name] for name in names}
     return None
 
 
 # Inputs.
 
 # Words of an index input's name, and words of the axis that it points along.
-SPACES: Mapping[str, str] = {
+POINTED_ALONG: Mapping[str, str] = {
     "page pages block blocks kv": "pages page blocks",
     "slot slots": "slots pages pool cache",
     "batch request": "batch",
@@ -168,9 +173,9 @@ def _scalar(definition: Definition, spec: TensorSpec, name: str, case: Case) -> 
         return mode if isinstance(mode, int) else False
     known = next((value for word, value in SCALARS.items() if word in words), 1.0)
     if not spec.dtype.startswith("float"):  # 0 where a constraint forbids the usual one beside the others
-        wanted = int(known) if known >= 1 or not known else 1
-        given = {one: value for one in definition.inputs if isinstance(value := allowed(definition, one), int)}
-        return wanted if broken(definition, {**given, **sizes, name: wanted}) is None else 0
+        usual = int(known) if known >= 1 or not known else 1
+        modes = {one: value for one in definition.inputs if isinstance(value := allowed(definition, one), int)}
+        return usual if broken(definition, {**modes, **sizes, name: usual}) is None else 0
     if role_of(name) is Role.SCALE and "head_dim" in sizes:
         return 2.0 ** -(max(sizes["head_dim"], 1).bit_length() // 2)
     return known
@@ -199,9 +204,8 @@ class _Tensor:
         if role is Role.LENGTHS:
             low, high = 1, self._longest() + 1
         elif role is Role.INDICES:
-            high = self._space()
-        wide = self.draw.integers(self.name, shape, torch.int64, low=low, high=max(high, low + 1))
-        return wide.to(dtype)
+            high = self._index_range()
+        return self.draw.integers(self.name, shape, torch.int64, low=low, high=max(high, low + 1)).to(dtype)
 
     def _floats(self, shape: Sequence[int], dtype: torch.dtype, role: Role) -> torch.Tensor:
         """Draw floats: scales near 1, probabilities, few values with ties, normal ones, or random bits."""
@@ -223,14 +227,14 @@ class _Tensor:
 
     def _offsets(self, count: int) -> torch.Tensor:
         """`count` ascending int64 offsets: 0, random cuts, and the size that they cut; parts may be empty."""
-        total = self._cut(count)
+        total = self._total(count)
         if count == 1:
             return torch.zeros(1, dtype=torch.int64, device=self.draw.device)
         inner = self.draw.integers(self.name, (count - 2,), torch.int64, low=0, high=total + 1)
         ends = torch.tensor([0, total], dtype=torch.int64, device=self.draw.device)
         return torch.cat([inner, ends]).sort().values
 
-    def _cut(self, count: int) -> int:
+    def _total(self, count: int) -> int:
         """Size of the axis that `count` offsets cut into parts, by names: `kv_indptr` cuts num_kv_indices or nnz.
 
         The axis that a declared pair names comes first; without any, each part has one element.
@@ -241,8 +245,9 @@ class _Tensor:
             return sizes[tied]
         words = set(self.name.lower().split("_"))
         for axis, size in sizes.items():
-            own = set(axis.lower().split("_"))
-            if own & {"total", "nnz", "indices"} and (own & words - {"len"} or own & {"nnz"}):
+            of_axis = set(axis.lower().split("_"))
+            shared = of_axis & words - {"len"}
+            if "nnz" in of_axis or (shared and of_axis & {"total", "indices"}):
                 return size
         return next(self._along("total nnz tokens"), count - 1)
 
@@ -257,16 +262,14 @@ class _Tensor:
                 if word in re.split(r"[_\d]+", axis.lower()) and "size" not in axis.lower().split("_"):
                     yield size
 
-    def _space(self) -> int:
+    def _index_range(self) -> int:
         """How many values an index may have: the size of the axis that it points along."""
-        own = self.spec.shape or ()
+        of_index = [self._sizes[axis] for axis in self.spec.shape or ()]
         words = set(self.name.lower().split("_"))
-        for names, axes in SPACES.items():
-            if words & set(names.split()):
-                elsewhere = [size for size in self._along(axes) if size not in [self._sizes[axis] for axis in own]]
-                found = [*elsewhere, *self._along(axes)]
-                if found:
-                    return max(found[0], 1)
+        for names, axes in POINTED_ALONG.items():
+            sizes = [*self._along(axes)]
+            if sizes and words & set(names.split()):
+                return max(next((size for size in sizes if size not in of_index), sizes[0]), 1)
         return min([SMALL, *(size for size in self._sizes.values() if size)])
 
     def _longest(self) -> int:
@@ -275,7 +278,7 @@ class _Tensor:
         page = sizes.get("page_size", sizes.get("block_size", 1))
         if "page" in self.name.split("_"):
             return page
-        pages = next(iter([*self._along("blocks pages")]), 0)
+        pages = next(self._along("blocks pages"), 0)
         spans = [*self._along("seq kv total tokens"), *([pages * page] if pages else [])]
         batch = max(math.prod(sizes[axis] for axis in self.spec.shape or ()), 1)
         return max(min(spans, default=1) // (1 if pages else batch), 1)

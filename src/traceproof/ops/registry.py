@@ -56,8 +56,8 @@ def declarations() -> Mapping[str, tuple[str, Op]]:
 
 def file_of(op_type: str) -> Path | None:
     """The file that declares an op_type; None: none does."""
-    found = module(op_type)
-    return None if found is None else Path(str(sys.modules[found].__file__))
+    name = module(op_type)
+    return None if name is None else Path(str(sys.modules[name].__file__))
 
 
 def module(op_type: str) -> str | None:
@@ -74,10 +74,11 @@ def known() -> tuple[str, ...]:
 @cache
 def families() -> Mapping[str, tuple[str, ...]]:
     """The families with the op_types of each."""
-    found: dict[str, tuple[str, ...]] = {}
+    members: dict[str, tuple[str, ...]] = {}
     for op_type in known():
-        found[get(op_type).family] = (*found.get(get(op_type).family, ()), op_type)
-    return found
+        family = get(op_type).family
+        members[family] = (*members.get(family, ()), op_type)
+    return members
 
 
 @cache
@@ -91,7 +92,8 @@ def get(op_type: str) -> Op:
 @cache
 def extractions() -> tuple[Extraction, ...]:
     """How calls are found in a model, of all op_types that say so, in the order of their names."""
-    return tuple(found for op_type in known() if (found := get(op_type).extraction) is not None)
+    every = (get(op_type).extraction for op_type in known())
+    return tuple(extraction for extraction in every if extraction is not None)
 
 
 def mutants_of(definition: Definition) -> Sequence[Mutant]:

@@ -27,8 +27,8 @@ class ScaledDown:
 
     def __str__(self) -> str:
         """`hidden_size 7168 -> 512, num_experts 256 -> 32`."""
-        told = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.sizes.items())
-        return f"{told}, in the reference's text, too" if self.renumbered else told
+        sizes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.sizes.items())
+        return f"{sizes}, in the reference's text, too" if self.renumbered else sizes
 
 
 def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
@@ -36,8 +36,7 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
     stated, old = dict(_stated(definition)), definition.const_axes
 
     def smaller(fixed: Collection[str]) -> dict[str, tuple[int, int]]:
-        wanted = op.smaller(definition, fixed)
-        return {name: (old[name], new) for name, new in wanted.items() if new < old[name]}
+        return {name: (old[name], new) for name, new in op.smaller(definition, fixed).items() if new < old[name]}
 
     sizes, changes = smaller(stated), dict[int, int]()
     if not sizes:  # a small number may be anything; a large one is the size of its axis
