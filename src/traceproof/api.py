@@ -212,10 +212,10 @@ class Report:
     def unjudged(self) -> tuple[str, ...]:
         """Outputs that were not judged."""
         passed = {row.output for row in self.rows if row.verdict is Verdict.PASS}
-        wanted = (name for name, spec in self.definition.outputs.items() if not spec.optional)
-        lacking = tuple(name for name in wanted if name not in passed)
+        outputs = self.definition.outputs.items()
+        unjudged = tuple(name for name, spec in outputs if not spec.optional and name not in passed)
         judged = any(row.verdict is Verdict.PASS for row in self.gradients)
-        return (*lacking, "gradients") if self.demands_gradients and not judged else lacking
+        return (*unjudged, "gradients") if self.demands_gradients and not judged else unjudged
 
     def __bool__(self) -> bool:
         accepted = self.certificate is None or self.certificate.accepted
@@ -227,8 +227,12 @@ class Report:
         device = next((row.device for row in self.rows if row.device), "")
         counts = f"{len({row.case for row in self.rows})} cases, {len(failed)} of {len(self.rows)} results bad"
         head = f"{word}: {self.name} for {self.definition.name}{f' on {device}' if device else ''}: {counts}"
+        return "\n".join([head, *self._table(), *map(self._explained, failed)])
+
+    def _table(self) -> Iterator[str]:
+        """A line per row, in columns."""
         several = len({row.implementation for row in self.rows}) > 1
-        told = "" if self.demands_gradients else " (not demanded)"
+        note = "" if self.demands_gradients else " (not demanded)"
         table = [("", "case", "output", "verdict", "of limit", "")] + [
             (
                 row.implementation if several else "",
@@ -236,15 +240,15 @@ class Report:
                 row.output,
                 str(row.reason if row.bad else row.verdict),
                 "" if row.gate is None or row.gate.margin is None else f"{row.gate.margin:.3g}",
-                _last(row.message).partition(";")[0] + (told if row in self.gradients and row.bad else ""),
+                _last(row.message).partition(";")[0] + (note if row in self.gradients and row.bad else ""),
             )
             for row in (*self.rows, *self.gradients)
         ]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
-        return "\n".join([head, *(line.rstrip() for line in lines), *(self._told(row) for row in failed)])
+        for cells in table:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
-    def _told(self, row: VerdictRow) -> str:
+    def _explained(self, row: VerdictRow) -> str:
         """A failure in detail."""
         sizes = ", ".join(f"{name}={size}" for name, size in row.axes.items())
         lines = [f"\n{row.case} ({sizes}), {row.output}: {row.reason}"]

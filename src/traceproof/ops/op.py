@@ -409,12 +409,12 @@ class Op:
             return case
         letters = self.letters(definition) if self.forms else {}
         rows = self.row_axis(definition)
-        follow = {letters[one] for one, size in self.sizes.items() if callable(size) and one in letters} - {rows}
+        derived = {letters[one] for one, size in self.sizes.items() if callable(size) and one in letters} - {rows}
         single = self.single(definition) if self.forms else frozenset()
-        kept = {*single, *([rows] if long and len(case.axes.keys() - follow - single) > 1 else [])}
-        grown = {name: size for name, size in case.axes.items() if name not in kept}
-        more = max(0, count - min(grown.values(), default=0))
-        axes = {**case.axes, **{name: size + more for name, size in grown.items()}}
+        keeps_rows = long and len(case.axes.keys() - derived - single) > 1
+        growing = [axis for axis in case.axes if axis not in single and not (keeps_rows and axis == rows)]
+        more = max(0, count - min((case.axes[axis] for axis in growing), default=0))
+        axes = {**case.axes, **{axis: case.axes[axis] + more for axis in growing}}
         return self.settled(definition, replace(case, axes=axes))
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
@@ -672,16 +672,12 @@ class Op:
             self.check(definition)
         except Unsupported:
             return True
-        sets = {name for name, kind in self.comparisons(definition).items() if isinstance(kind, IndexSet)}
-        first, second = (
-            {
-                name: value.sort(-1).values if name in sets else value
-                for name, value in self.oracle(definition, inputs).items()
-                if name in definition.outputs
-            }
-            for inputs in (one, other)
-        )
-        return not first or any(not torch.equal(value, second[name]) for name, value in first.items())
+        first, second = self.oracle(definition, one), self.oracle(definition, other)
+        outputs = first.keys() & definition.outputs.keys()
+        for name, kind in self.comparisons(definition).items():
+            if isinstance(kind, IndexSet) and name in outputs:
+                first[name], second[name] = first[name].sort(-1).values, second[name].sort(-1).values
+        return not outputs or any(not torch.equal(first[name], second[name]) for name in outputs)
 
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """Inputs over whose last axis the op sums: zeros in all of them add nothing (`judge.precision`)."""
