@@ -32,7 +32,7 @@ from traceproof.ops import attention as calls
 from traceproof.ops import far
 from traceproof.ops.attention import KeyLayout, listed, one_of, page_of
 from traceproof.ops.base import Values
-from traceproof.ops.cases import AFTER, OTHER_SCALARS, Case
+from traceproof.ops.cases import AFTER, OTHER_SCALARS, Case, is_hidden
 
 POISON = 50.0  # value of rows that no sequence may read
 LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n) slightly beats 2**n other keys
@@ -286,7 +286,9 @@ def tables(of: CaseLayout) -> list[list[int]]:
     if listed(of.definition):  # each query has all pages but one, the next query another one
         own = [(ids, at % len(ids)) for ids in of.ids for at in range(of.shape[1])]
         found = [(ids[:lost] + ids[lost + 1 :] or ids)[: of.shape[2]] for ids, lost in own]
-        return [[*ids, *[-1] * (of.shape[2] - len(ids))] for ids in found]
+        rests = [[-1] * (of.shape[2] - len(ids)) for ids in found]
+        first = is_hidden(of.case.id)  # where -1 may be is not stated, so ordinary cases have it last
+        return [[*rest, *ids] if first else [*ids, *rest] for ids, rest in zip(found, rests, strict=True)]
     rows = of.ids if len(of.shape) == 2 else [[of.ids[row][at] for at in own] for row, own in of.kept]
     return [[*own, *[spare] * (of.shape[-1] - len(own))] for own in rows]
 
@@ -330,8 +332,8 @@ def block_bits(of: CaseLayout) -> list[list[int]]:
 def valid_bits(of: CaseLayout) -> list[list[int]]:
     """Random bits for valid keys, as words; the first key of each 32 is always valid."""
     host = HostDraw(definition=of.definition.name, case=f"{of.case.id} valid", seed=of.case.seed)
-    rows = (host.integers(f"{row}", of.shape[1], low=0, high=1 << 31) for row in range(of.shape[0]))
-    return [[one | 1 for one in row] for row in rows]
+    rows = (host.integers(f"{row}", of.shape[1], low=0, high=1 << 32) for row in range(of.shape[0]))
+    return [[(one - (one >> 31 << 32)) | 1 for one in row] for row in rows]
 
 
 def query_lists(of: CaseLayout) -> list[list[list[int]]]:

@@ -598,6 +598,8 @@ class Attention(Op):
         }
         if not windowed(definition):
             known["window_left"] = None
+        elif case.params["pattern"] == "equal":
+            known["window_left"] = 0  # each query's own key, and not "no window"
         if "causal" in case.params:
             known |= dict.fromkeys(calls.CAUSAL[:2], int(case.params["causal"]))
         for name, spec in definition.inputs.items():

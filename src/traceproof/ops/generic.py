@@ -46,7 +46,7 @@ class GenericOp(Op):
     """Stands in for an op_type that this project does not know."""
 
     def __init__(self, op_type: str) -> None:
-        super().__init__(op_type, independent_rows=False)
+        super().__init__(op_type, independent_rows=False, unusual={})
 
     def check(self, definition: Definition) -> None:
         """Raises Unsupported always: there is no oracle."""

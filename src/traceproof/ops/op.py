@@ -36,6 +36,7 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
 }
 # Values that hidden cases put into inputs, and into which inputs; no names: into all of floating point.
 UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
+FAR: Mapping[str, Sequence[str]] = {"large": (), "small": ()}  # where NaN has no place
 # Kernels may sum in another order than the baseline, or compute exponentials otherwise: hence the factor.
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
 QUERIES = ("q", "q_nope", "q_pe")
@@ -99,7 +100,7 @@ class Op:
         independent_rows: bool = True,  # whether rows (first axis of outputs) do not depend on each other
         coupled: bool = False,  # whether a part of a batch may have other results alone than in the batch
         # what hidden cases put into inputs, where correct kernels agree, and into which inputs; no names: all of
-        # floating point. None: UNUSUAL, if rows are independent and outputs are judged by their numbers
+        # floating point. None: UNUSUAL, or FAR where rows depend on each other, if outputs are judged by numbers
         unusual: Mapping[str, Sequence[str]] | None = None,
         # the axis that cases of far addresses enlarge, given the axis of the rows, where these are independent
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),
@@ -434,10 +435,9 @@ class Op:
         """Values that hidden cases put into inputs (`run.case.put_unusual`), each with the inputs' names."""
         kinds = self.comparisons(definition).values()
         numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds)
-        usual = UNUSUAL if numeric and self.row_axis(definition) is not None else {}
-        if any(isinstance(kind, Exact) for kind in kinds):  # NaN may have other bits
-            usual = {value: names for value, names in usual.items() if value in {"large", "small"}}
-        declared = usual if self.unusual_inputs is None else self.unusual_inputs
+        exact = any(isinstance(kind, Exact) for kind in kinds)  # NaN may have other bits
+        usual = FAR if exact or self.row_axis(definition) is None else UNUSUAL
+        declared = (usual if numeric else {}) if self.unusual_inputs is None else self.unusual_inputs
         floats = floats_of(definition)
         inputs = {
             value: [name for name in floats if not names or name in names]

@@ -21,7 +21,7 @@ from traceproof.ops.families.layout import Merge, levels, merged
 from traceproof.ops.families.norm import NEXT, Norm, gated_residual_next, rms_norm
 from traceproof.ops.formats import FP4_BLOCK, exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
-from traceproof.ops.op import Op
+from traceproof.ops.op import FAR, Op
 
 # comm
 
@@ -105,7 +105,6 @@ COMM = Op(
     Form("inp[n h] -> output[n h]", alone),
     family="comm",
     gates={"output": Exact()},
-    unusual={},
     mutants=(
         *OF_COPIES,
         altered("residual dropped", "residual_in", change=lambda residual: residual * 0),
@@ -160,7 +159,6 @@ COMM = Op(
             **WORKSPACE,
             sizes={"c": lambda _: 1, "w": (8,)},
             gates=dict.fromkeys(("partial_o_out", "softmax_stats_out"), Exact()),
-            unusual={},
             mutants=OF_COPIES,
         ),
         Op(
@@ -171,7 +169,7 @@ COMM = Op(
             **WORKSPACE | {"draws": WORKSPACE["draws"] | {"partial_lse": levels}},
             sizes={"c": (3, 1, 8, 2), "w": (8,)},
             adversarial={"near": {"spread": 0.05}, "far": {"spread": 60.0}, "high": {"level": 300.0}},
-            unusual={},
+            unusual=FAR,
         ),
     ),
 )
@@ -220,7 +218,6 @@ ALL_GATHER_CODES = coded(
     unread={"workspace": "a buffer"},
     sizes={"p": lambda at: at["h"] // 2, "g": lambda at: at["h"] // FP4_BLOCK},
     draws={"global_scale": between(200.0, 400.0)},
-    unusual={},  # a NaN has no code
     exact_on_gpu=lambda _: False,
     mutants=(
         *CODER_MUTANTS,

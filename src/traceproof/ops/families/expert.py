@@ -53,7 +53,7 @@ from traceproof.ops.formats import (
 )
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.lossless import BALANCED, SURE, Exactly, balanced, full, one_hot
-from traceproof.ops.op import ADVERSARIAL, SIZES, Op
+from traceproof.ops.op import ADVERSARIAL, FAR, SIZES, Op
 from traceproof.stacks.sglang import publish
 
 if TYPE_CHECKING:
@@ -1462,7 +1462,7 @@ FINALISED: dict[str, Any] = {
     "adversarial_inputs": ("routed_rows",),
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     "draws": {"permuted_idx": some_rows, "route_weights": between(0.05, 0.55)},
-    "unusual": {},
+    "unusual": FAR,
     "lossless": exact_rows,
     "mutants": (
         Mutant("eps x 10", eps_by=10.0),

@@ -24,7 +24,7 @@ from traceproof.ops.families.norm import mean_square
 from traceproof.ops.formats import exact, swizzle, swizzled_size, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
 from traceproof.ops.lossless import full, one_hot
-from traceproof.ops.op import Op
+from traceproof.ops.op import FAR, Op
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -147,7 +147,7 @@ PRE_ATTENTION = PreAttention(
         **dict.fromkeys(("workspace", "out"), 0.0),
     },
     exact_on_gpu=lambda _: False,
-    unusual={"nan": ("x",)},
+    unusual={**FAR, "nan": ("x",)},
     mutants=(
         Mutant("shift dropped", shifted=0.0),
         Mutant("scale without its one", offset=0.0),
@@ -195,7 +195,6 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
         lossless=lambda _: {**dict.fromkeys("qkv", exact_rows), "out_global_scale": 64.0, "out_q": 0.0},
         unread=dict.fromkeys(("out_q", "out_sf"), "it is written over") | dict.fromkeys(absent, "it is not given"),
         absent=absent,
-        unusual={},
         exact_on_gpu=lambda _: False,
         **facts,
     )

@@ -128,7 +128,6 @@ NORMED_CODES = Op(
     unread={"block_size": "the scales' shape says it"},
     sizes={"o": lambda _: 1, "g": lambda at: at["h"] // FP4_BLOCK},
     draws={"global_scale": between(1 / 400, 1 / 200)},
-    unusual={},  # a NaN has no code
     exact_on_gpu=lambda _: False,
     gates={"y_fp4": CODES[E2M1], "block_scale": CODES[E4M3]},
     mutants=(

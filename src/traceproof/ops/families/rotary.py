@@ -291,7 +291,6 @@ QUANTISED: dict[str, Any] = {
     "synonyms": {"q": "q_rope", "k": "k_rope", "positions": "pos_ids"},
     "scalars": {"is_neox": 1, "quant_scale_q": 0.75, "quant_scale_kv": 1.5},
     "draws": DRAWS,
-    "unusual": {},  # NaN has a code, for which there are no bounds
     "exact_on_gpu": lambda _: False,
     "independent_rows": False,
     "gates": dict.fromkeys(

@@ -17,6 +17,7 @@ from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, d
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
+from traceproof.ops.cases import OTHER_SCALARS
 from traceproof.ops.compare import Exact
 from traceproof.ops.families.blockscaled import below
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, altered, has, same
@@ -471,6 +472,11 @@ def _patterned(routing: Routing, params: Mapping[str, Any], drawn: torch.Tensor)
     return drawn
 
 
+def lowered(params: Mapping[str, Any]) -> float:
+    """What is taken off all biases where scalars are other ones: the choice stays, and all scores are negative."""
+    return 1.5 if OTHER_SCALARS in params else 0.0
+
+
 def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct biases [experts] within +-1/2, which overrule many sigmoids, and which fp8 does not hold exactly.
 
@@ -480,7 +486,7 @@ def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     dtype = dtype_of(named(wanted.definition)["routing_bias"])
     orders = [draw.permutation(f"routing_bias-{trial}", routing.experts).cpu() for trial in range(TRIALS)]
     step = 2.0 ** -(routing.experts - 1).bit_length()
-    biases = ((torch.stack(orders) - routing.experts // 2 + 0.375) * step).to(dtype)
+    biases = ((torch.stack(orders) - routing.experts // 2 + 0.375) * step - lowered(params)).to(dtype)
     patterns = set(_patterns(params))
     if params.get("ties"):
         biases[:, 1::2] = biases[:, 0::2]
@@ -855,7 +861,7 @@ def steps_of_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct multiples of a power of two within +-1/2, in random order, [experts]."""
     experts = wanted.shape[0]
     order = draw.permutation(wanted.name, experts) - experts // 2
-    return (order * 2.0 ** -(experts - 1).bit_length()).to(wanted.dtype)
+    return (order * 2.0 ** -(experts - 1).bit_length() - lowered(wanted.params)).to(wanted.dtype)
 
 
 GROUPS, KEPT_GROUPS = 8, 4
@@ -874,7 +880,7 @@ HASHED = Op(
     adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     adversarial_inputs=("router_logits",),
     unread=dict.fromkeys(("num_fused_shared_experts", "routed_scaling_factor"), "of shared experts alone"),
-    unusual={},
+    unusual={"large": ()},
     gates={"topk_ids": Exact("a table says which")},
     roundings={"topk_weights": 16.0},
     mutants=(

@@ -22,7 +22,7 @@ from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import SDPA, against_latent, by_sdpa, workspace
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.lossless import full, one_hot
-from traceproof.ops.op import Op
+from traceproof.ops.op import FAR, Op
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
 # [page_size, 1, D + 4] int8 without regard to that (DeepGEMM's layout). An index is page * page_size + offset, a
@@ -621,7 +621,7 @@ PAGED_MQA_LOGITS = Logits(
     lossless=lambda definition: (
         {"weights": full(0, most=9, signed=False), "q": single_code} if "q_sf" in definition.inputs else {}
     ),
-    unusual={"nan": ("weights",)},
+    unusual={**FAR, "nan": ("weights",)},
     mutants=(
         *SCORING,
         Mutant("indexer: cache read token by token", applies=has_not("q_sf"), unpacked=unpack_by_token),
@@ -727,7 +727,7 @@ MSA_TOPK = Largest(
     sizes={"p": (24, 7, 40, 65)},
     independent_rows=False,
     gates={"block_indices": IndexSet()},
-    unusual={},
+    unusual=FAR,
     mutants=(*OF_LARGEST, Mutant("none forced", applies=has("force_end_blocks"), forced=False)),
 )
 MSA_TOPK.called(
@@ -745,7 +745,7 @@ TOPK = Largest(
     draws={"seq_lens": counts_drawn, "pre_idx": lambda _, __: None},
     independent_rows=False,
     gates={"indices": IndexSet()},
-    unusual={},
+    unusual=FAR,
     mutants=OF_LARGEST,
 )
 VARLEN = "flashinfer.topk_varlen:top_k_varlen"

@@ -33,6 +33,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.families.attention import SOFTMAX, by_softmax
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, unpack, unswizzle
 from traceproof.ops.formula import Formula, Mutant, Wide, altered, has
+from traceproof.ops.op import FAR
 
 ON_PAGES: Any = {"family": "attention", "coupled": True}
 
@@ -97,7 +98,7 @@ class Peaks(Attention):
 MSA_PROXY = Peaks(
     "msa_proxy",
     gates={},
-    unusual={"nan": QUERIES[:2]},
+    unusual={**FAR, "nan": QUERIES[:2]},
     lossless=lambda _: {},
     mutants=(
         *(one for one in MUTANTS if one.name in {"wrong head map", "no causal mask", "causal mask off by one"}),
