@@ -162,7 +162,7 @@ def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
 
     In the test each assertion and `raise` counts; in helpers and fixtures those on shapes or divisibility do not.
     """
-    own = [*_asserts(test), *(node for node in _own_nodes(test) if isinstance(node, ast.Raise))]
+    checks = [*_asserts(test), *(node for node in _own_nodes(test) if isinstance(node, ast.Raise))]
     reached = file.reached(test)
     if file.conftest is not None:  # its fixtures may assert: `case.check()`
         names = {name for function in reached for name in called(function)} & file.conftest.functions.keys()
@@ -174,15 +174,15 @@ def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
     for node in (node for function in helpers for node in _asserts(function)):
         divides = isinstance(node, ast.Assert) and any(isinstance(one, ast.Mod) for one in ast.walk(node.test))
         if not (isinstance(node, ast.Assert) and (divides or _only_shape(node.test))):
-            own.append(node)
-    if not own:
+            checks.append(node)
+    if not checks:
         yield file.finding(test, "TA101", f"{test.name} reaches no assertion about an output")
 
 
 def _returned(file: TestFile, test: Function) -> Iterator[Finding]:
     """A test that returns a value, which pytest ignores."""
-    own = [node for node in _own_nodes(test) if isinstance(node, ast.Return) and node.value is not None]
-    values = [node for node in own if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
+    returns = [node for node in _own_nodes(test) if isinstance(node, ast.Return) and node.value is not None]
+    values = [node for node in returns if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
     always = all(isinstance(node.value, ast.Constant) and node.value.value is True for node in values)
     if values and not (always and _asserts(test)):  # `return True` after assertions hides nothing
         text = ", ".join(sorted({ast.unparse(node) for node in values}))
@@ -244,9 +244,9 @@ def _silent_return(file: TestFile, test: Function) -> Iterator[Finding]:
         if not (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)):
             continue
         text = ast.unparse(node.test)
-        asked = {one.id for one in ast.walk(node.test) if isinstance(one, ast.Name)}
+        tested = {one.id for one in ast.walk(node.test) if isinstance(one, ast.Name)}
         on_cpu = re.search(r"device\w*(\.type)? == ['\"]cpu['\"]", text)
-        if "cuda.is_available" in text or on_cpu or asked & capability:
+        if "cuda.is_available" in text or on_cpu or tested & capability:
             yield file.finding(node, "TA105", f"{test.name} returns if {text}")
 
 
@@ -289,15 +289,15 @@ def _draws(call: ast.AST) -> TypeGuard[ast.Call]:
 
 def _identity_table(file: TestFile) -> Iterator[Finding]:
     """Page indices that are always 0, 1, 2, ..., and never shuffled."""
-    made: list[tuple[str, ast.Assign]] = []
+    indices: list[tuple[str, ast.Assign]] = []
     for function in file.functions.values():
         assigns = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
         for node in assigns:
             name = ast.unparse(node.targets[0]).partition("[")[0]
             if INDEX_NAME.search(name) and not isinstance(node.value, ast.Constant):
-                made.append((_origin(node.value, assigns), node))
-    counted = [node for origin, node in made if origin == "identity"]
-    if counted and not any(origin == "random" for origin, _ in made):
+                indices.append((_origin(node.value, assigns), node))
+    counted = [node for origin, node in indices if origin == "identity"]
+    if counted and not any(origin == "random" for origin, _ in indices):
         yield file.finding(counted[0], "TA303", ast.unparse(counted[0]))
 
 
@@ -363,11 +363,12 @@ def _difference(one: Function, other: Function) -> str:
     ours, theirs = ([arg.arg for arg in f.args.args] for f in (one, other))
     if ours != theirs:
         return f"its parameters are ({', '.join(ours)}), the definition's are ({', '.join(theirs)})"
-    for mine, its in zip_longest(_statements(one), _statements(other)):
-        if mine is None or its is None:
-            return f"only the {'definition' if mine is None else 'copy'} says `{short(mine or its)}`"
-        if mine != its:
-            return f"it says `{short(mine)}` where the definition says `{short(its)}`"
+    for statement, original in zip_longest(_statements(one), _statements(other)):
+        if statement is None or original is None:
+            where = "definition" if statement is None else "copy"
+            return f"only the {where} says `{short(statement or original)}`"
+        if statement != original:
+            return f"it says `{short(statement)}` where the definition says `{short(original)}`"
     return ""
 
 

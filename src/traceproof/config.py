@@ -301,18 +301,18 @@ def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
     return problems
 
 
-def _unusable_models(given: object, root: Path) -> list[str]:
+def _unusable_models(models: object, root: Path) -> list[str]:
     """Problems of models whose config.json is missing, or whose name is not bundled."""
     problems = []
-    for index, value in enumerate(given if isinstance(given, list) else []):
+    for index, value in enumerate(models if isinstance(models, list) else []):
         choice = _valid(ModelChoice, value)
         if choice is None:
             continue
         if choice.config is not None and not (root / choice.config).is_file():
             problems.append(f"models.{index}.config: {root / choice.config} does not exist")
         if choice.config is None and catalogue.slug_of(str(choice.name)) not in catalogue.entries():
-            found = catalogue.suggestion(str(choice.name))
-            problems.append(f"models.{index}.name: {choice.name!r} is not bundled, so give its config; {found}")
+            hint = catalogue.suggestion(str(choice.name))
+            problems.append(f"models.{index}.name: {choice.name!r} is not bundled, so give its config; {hint}")
     return problems
 
 
@@ -337,23 +337,23 @@ def _unknown_op_types(selection: ConfigSelection, path: Path | None) -> list[str
     return problems
 
 
-def _explain(found: Mapping[str, Any]) -> str:
+def _explain(error: Mapping[str, Any]) -> str:
     """A pydantic error as one line: place, value and what was expected."""
-    location = [str(part) for part in found["loc"]]
+    location = [str(part) for part in error["loc"]]
     where = ".".join(location) or "the file"
-    given = repr(found["input"])
-    shown = given if len(given) <= 60 else given[:57] + "..."  # a long mapping would hide the message
-    match found["type"]:
+    value = repr(error["input"])
+    shown = value if len(value) <= 60 else value[:57] + "..."  # a long mapping would hide the message
+    match error["type"]:
         case "extra_forbidden":
             return f"{where}: unknown key; {_known_keys(location)}"
         case "missing":
             return f"{where}: missing"
         case "value_error":
-            return f"{where}: {found['msg'].removeprefix('Value error, ')}"
+            return f"{where}: {error['msg'].removeprefix('Value error, ')}"
         case "string_pattern_mismatch":
-            return f"{where}: {shown} does not have the form {found['ctx']['pattern']}"
+            return f"{where}: {shown} does not have the form {error['ctx']['pattern']}"
         case _:
-            return f"{where}: {shown}: {found['msg'][0].lower()}{found['msg'][1:]}"
+            return f"{where}: {shown}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _known_keys(location: list[str]) -> str:

@@ -77,12 +77,12 @@ def cover(space: Space, records: Sequence[Chosen]) -> Coverage:
     counts: list[tuple[int, int]] = []
     gaps: list[tuple[Gap, ...]] = []
     for size in (1, 2):
-        met = {frozenset(items) for record in records for items in combinations(record.items(), size)}
+        covered = {frozenset(items) for record in records for items in combinations(record.items(), size)}
         every = (dict(items) for items in combinations(known, size))
         # drops pairs of one axis
         cases = [(chosen, smallest(space, chosen)) for chosen in every if len(chosen) == size]
         reached = [Gap(chosen, case) for chosen, case in cases if case is not None]
-        gaps.append(tuple(one for one in reached if frozenset(one.missing.items()) not in met))
+        gaps.append(tuple(one for one in reached if frozenset(one.missing.items()) not in covered))
         counts.append((len(reached) - len(gaps[-1]), len(reached)))
     unknown = {f"{name}={value}" for record in records for name, value in record.items() - set(known)}
     return Coverage(space.op_type, len(records), counts[0], counts[1], gaps[0], gaps[1], tuple(sorted(unknown)))
@@ -111,10 +111,10 @@ def as_text(found: Coverage, *, gaps: int) -> str:
     head = f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}\n"
     head += f"{found.op_type:18} {found.cases:6} {share(*found.one_way):>12} {share(*found.pairs):>14}\n"
     shown = [*found.gaps, *found.pair_gaps[:gaps]]
-    told = [f"not exercised: {said(gap.missing)}; smallest case: {said(gap.smallest)}" for gap in shown]
-    told += [f"and {len(found.pair_gaps) - gaps} more pairs"] if len(found.pair_gaps) > gaps else []
-    told += [f"{text} is not declared" for text in found.unknown]
-    return head + "".join(f"{found.op_type}: {line}\n" for line in (told if found.cases else ["no case was run"]))
+    lines = [f"not exercised: {said(gap.missing)}; smallest case: {said(gap.smallest)}" for gap in shown]
+    lines += [f"and {len(found.pair_gaps) - gaps} more pairs"] if len(found.pair_gaps) > gaps else []
+    lines += [f"{text} is not declared" for text in found.unknown]
+    return head + "".join(f"{found.op_type}: {line}\n" for line in (lines if found.cases else ["no case was run"]))
 
 
 # Linear attention: axes, and how parameters of tests express them.
@@ -221,8 +221,8 @@ def of_suite(path: Path, *, python: str) -> Coverage:
         raise TraceproofError(f"{path}: its tests were not collected in {SECONDS:g} s", todo=todo) from error
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if not rows:
-        said = done.stderr.strip().splitlines()
-        problems = [line for line in said if line.startswith("E  ")] or said  # prefer pytest's reasons
+        messages = done.stderr.strip().splitlines()
+        problems = [line for line in messages if line.startswith("E  ")] or messages  # prefer pytest's reasons
         raise TraceproofError(f"{path}: no test was collected", problems=problems[-5:])
     return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
 

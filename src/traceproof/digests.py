@@ -105,8 +105,8 @@ def _files(place: Path) -> tuple[Path, ...]:
 @cache
 def _content(path: Path) -> tuple[str, str]:
     content = path.read_bytes()
-    told = path.suffix == ".py" and b"'''" not in content
-    return str(path.relative_to(SOURCE)), digest_bytes(PROSE.sub(b"", content) if told else content)
+    strip_prose = path.suffix == ".py" and b"'''" not in content
+    return str(path.relative_to(SOURCE)), digest_bytes(PROSE.sub(b"", content) if strip_prose else content)
 
 
 @cache

@@ -166,8 +166,8 @@ def check_driver(_: Look) -> CheckRow:
     if not has_driver():
         return CheckRow(name="NVIDIA", found="no driver")
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
-    said, problem = ask(command, seconds=VERSION_SECONDS)
-    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    output, problem = ask(command, seconds=VERSION_SECONDS)
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
     rows = [row for row in rows if len(row) == len(QUERY.split(","))]
     if problem or not rows:  # not fatal, since PyTorch decides, which the stacks' checks query
         problem = f"nvidia-smi: {problem or 'it lists no GPU'}"
@@ -180,10 +180,10 @@ def check_compiler(_: Look) -> CheckRow:
     """Check the C++ compiler for kernels: CXX, else one on PATH; only with a GPU is it required."""
     named = shlex.split(os.environ.get("CXX", ""))[:1]
     path = next(filter(None, map(shutil.which, named or ("g++", "c++", "clang++"))), None)
-    said, problem = "", f"there is no {named[0] if named else 'g++, c++ or clang++ on PATH'}"
+    output, problem = "", f"there is no {named[0] if named else 'g++, c++ or clang++ on PATH'}"
     if path is not None:
-        said, problem = ask([path, "--version"], seconds=VERSION_SECONDS)
-    found = f"{path}: {problem or said.partition(chr(10))[0]}" if path else "none"
+        output, problem = ask([path, "--version"], seconds=VERSION_SECONDS)
+    found = f"{path}: {problem or output.partition(chr(10))[0]}" if path else "none"
     if not problem or not has_driver():
         return CheckRow(name="C++", found=found)
     install = next((f"$ {command}" for program, command in INSTALLERS.items() if shutil.which(program)), "")
@@ -233,9 +233,9 @@ def check_isolation(_: Look) -> CheckRow:
     without = CUDA_REFUSES if has_driver() else ()
     with TemporaryDirectory(prefix="traceproof-doctor-") as folder:
         command = [sys.executable, "-P", "-c", TRY_LAYERS, f"{folder}/root", *without]
-        said, problem = ask(command, seconds=LAYER_SECONDS, PYTHONPATH=SOURCE)
+        output, problem = ask(command, seconds=LAYER_SECONDS, PYTHONPATH=SOURCE)
     states = (
-        dict.fromkeys(LAYERS, f"{ABSENT}not tried: {problem}") if problem else json.loads(said.splitlines()[-1])
+        dict.fromkeys(LAYERS, f"{ABSENT}not tried: {problem}") if problem else json.loads(output.splitlines()[-1])
     )
     states |= dict.fromkeys(without, f"{ABSENT}left out where there is a GPU, since CUDA does not start behind it")
     by_state: dict[str, list[str]] = {}
@@ -278,8 +278,8 @@ def check_stack(stack: Installation, look: Look) -> CheckRow:
     if facts is None:
         return _broken(stack, problem, look.root)
     if facts["failed"]:
-        told = (f"{name} can not be imported: {text}" for name, text in facts["failed"].items())
-        return _broken(stack, "; ".join(told), look.root)
+        problems = (f"{name} can not be imported: {text}" for name, text in facts["failed"].items())
+        return _broken(stack, "; ".join(problems), look.root)
     names = [
         name for name in dict.fromkeys([distribution(stack.name), distribution(MAIN)]) if name in facts["versions"]
     ]
@@ -318,10 +318,10 @@ def _facts(stack: Installation, look: Look) -> tuple[InterpreterFacts | None, st
     command = [python, "-P", "-m", "traceproof.environments.inside", "facts", stack.cuda_home, *modules]
     # Packages write caches on import; this folder is removed.
     with TemporaryDirectory(prefix="traceproof-doctor-") as scratch:
-        own = jit.environment(Path(scratch), {"digest": "doctor"}) | {"PYTHONDONTWRITEBYTECODE": "1"}
-        own |= {"PYTHONPATH": str(look.root / "src"), "XDG_CACHE_HOME": scratch}
-        said, problem = ask(command, seconds=look.seconds, cwd=Path(scratch), **own)
-    return (None if problem else json.loads(said.splitlines()[-1])), problem
+        variables = jit.environment(Path(scratch), {"digest": "doctor"}) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        variables |= {"PYTHONPATH": str(look.root / "src"), "XDG_CACHE_HOME": scratch}
+        output, problem = ask(command, seconds=look.seconds, cwd=Path(scratch), **variables)
+    return (None if problem else json.loads(output.splitlines()[-1])), problem
 
 
 def _broken(stack: Installation, problem: str, root: Path) -> CheckRow:

@@ -158,8 +158,8 @@ def _call(node: ast.Call, known: Known) -> Value:
     if name in {"to", "cast"} and (node.args or name == "to"):
         inner = node.func.value if name == "to" and isinstance(node.func, ast.Attribute) else node.args[0]
         return _cast(evaluate(inner, known), inner, node, known)
-    given = node.args if name in PASSES_ON else []
-    return reduce(Value.merged, (evaluate(argument, known) for argument in given), NOTHING)
+    passed = node.args if name in PASSES_ON else []
+    return reduce(Value.merged, (evaluate(argument, known) for argument in passed), NOTHING)
 
 
 def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
@@ -330,19 +330,19 @@ class Kernel:
     def _branches(self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
         """Follow both branches; if the same test was met before, each starts with what its branch then left."""
         before, key = dict(self._known), ast.unparse(test)
-        taken, other, joined = self._branched.get(key, ({}, {}, {}))
+        if_true, if_false, joined = self._branched.get(key, ({}, {}, {}))
         same = {name for name, value in joined.items() if before.get(name) is value}
-        self._known = {**before, **{name: taken[name] for name in same if name in taken}}
+        self._known = {**before, **{name: if_true[name] for name in same if name in if_true}}
         self._block(body)
         first = self._known
-        self._known = {**before, **{name: other[name] for name in same if name in other}}
+        self._known = {**before, **{name: if_false[name] for name in same if name in if_false}}
         self._block(orelse)
         second = self._known
         self._known = {
             # Values that are the same object in both stay, since `is` recognises them later.
-            name: one if one is other else one.merged(other)
+            name: one if one is if_false else one.merged(if_false)
             for name in first.keys() | second.keys()
-            for one, other in [(first.get(name, NOTHING), second.get(name, NOTHING))]
+            for one, if_false in [(first.get(name, NOTHING), second.get(name, NOTHING))]
         }
         self._branched[key] = (first, second, dict(self._known))
 
@@ -382,13 +382,13 @@ class Kernel:
         sum_ = ast.copy_location(ast.BinOp(ast.Name(target.id, ast.Load()), op, value), node)
         before = self._known.get(target.id)
         self._known[target.id] = after = self._facts(target, sum_)
-        for taken, other, joined in self._branched.values():
+        for if_true, if_false, joined in self._branched.values():
             if before is not None and joined.get(target.id) is before:  # each branch's value is updated too
                 joined[target.id] = after
-                for way in (taken, other):
-                    mine = way.get(target.id, NOTHING)
-                    known = {**self._known, target.id: mine}
-                    way[target.id] = after if mine is before else self._facts(target, sum_, known)
+                for way in (if_true, if_false):
+                    value_there = way.get(target.id, NOTHING)
+                    known = {**self._known, target.id: value_there}
+                    way[target.id] = after if value_there is before else self._facts(target, sum_, known)
 
     def _look(self, expression: ast.expr) -> None:
         """Check every address computed in an expression, and every access to memory."""
@@ -422,9 +422,9 @@ class Kernel:
         if name == "make_block_ptr":
             self._add(call, "KL102", ast.unparse(call)[:80])
         needed = {"load": 1, "store": 2}.get(name, 0)  # number of arguments before a mask
-        ours = dotted(call.func).startswith(("tl.", "triton."))
+        of_triton = dotted(call.func).startswith(("tl.", "triton."))
         masked = any(keyword.arg in MASKED for keyword in call.keywords) or len(call.args) > needed
-        if ours and call.args and not masked:
+        if of_triton and call.args and not masked:
             self._unmasked.append((call, evaluate(call.args[0], self._known)))
 
     def _guard(self, node: ast.Compare) -> None:
@@ -456,21 +456,21 @@ def _counting(function: ast.FunctionDef) -> frozenset[str]:
 
 def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> set[Finding]:
     """Findings in every kernel of a file, and in its helpers with the facts of kernels' arguments."""
-    partial, found = partial_blocks(tree), list(kernels(tree))
-    helpers = {function.name: function for function in found}
-    seen: set[Finding] = set()
-    for function in found:
+    partial, compiled = partial_blocks(tree), list(kernels(tree))
+    helpers = {function.name: function for function in compiled}
+    found: set[Finding] = set()
+    for function in compiled:
         waiting: list[tuple[ast.FunctionDef, Known, int]] = [(function, NO_FACTS, 0)]
         while waiting:
             one, given, depth = waiting.pop()
             kernel = Kernel(path, one, lines, partial, given)
-            seen |= kernel.findings()
+            found |= kernel.findings()
             for name, values, keywords in kernel.calls if depth < CALLS else ():
                 if name in helpers and any(value.grid for value in (*values, *keywords.values())):
                     parameters = [argument.arg for argument in helpers[name].args.args]
                     facts = {**dict(zip(parameters, values, strict=False)), **keywords}
                     waiting.append((helpers[name], facts, depth + 1))
-    return seen
+    return found
 
 
 def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
@@ -502,7 +502,7 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
     base, paths = (root.parent, [root]) if root.is_file() else (root, sorted(root.rglob("*.py")))
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
-    wanted, found, count = chosen("KL", select), list[Finding](), 0
+    codes, found, count = chosen("KL", select), list[Finding](), 0
     for path in paths:
         relative = path.relative_to(base)
         try:
@@ -517,7 +517,7 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
         if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
             found += _platform(relative, tree, lines)
     read = {"files": len(paths), "kernels": count}
-    return reported((one for one in found if one.code in wanted), read, baseline)
+    return reported((one for one in found if one.code in codes), read, baseline)
 
 
 def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
@@ -543,10 +543,10 @@ def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Findin
 def _names_cuda(call: ast.Call) -> bool:
     """Whether a call gets the device `cuda`, or is `tensor.cuda()`."""
     name, method = dotted(call.func), call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    given = [keyword.value for keyword in call.keywords if keyword.arg in {"device", "device_type"}]
+    devices = [keyword.value for keyword in call.keywords if keyword.arg in {"device", "device_type"}]
     if method == "to" or name in {"torch.device", "torch.autocast", "torch.get_device_module"}:
-        given += call.args
-    return any(map(_is_cuda, given)) or (method == "cuda" and not name.startswith("torch."))
+        devices += call.args
+    return any(map(_is_cuda, devices)) or (method == "cuda" and not name.startswith("torch."))
 
 
 def _is_cuda(node: ast.expr | None) -> bool:

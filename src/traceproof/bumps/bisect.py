@@ -76,10 +76,10 @@ class Bisection:
             raise TraceproofError(what, todo=todo)
         first, last = self._verdict(*steps[0]), self._verdict(*steps[-1])
         if first["verdict"] == last["verdict"]:
-            said = sorted({str(row["message"]) for row in last.get("rows", ()) if row.get("message")})
+            messages = sorted({str(row["message"]) for row in last.get("rows", ()) if row.get("message")})
             what = f"the verdict is {first['verdict']!r} at both ends: {good} and {bad}"
             todo = "Give ends that differ; `traceproof diff` shows what changed between two kept states."
-            raise TraceproofError(what, problems=said[:MESSAGES], todo=todo)
+            raise TraceproofError(what, problems=messages[:MESSAGES], todo=todo)
         index, doubtful = self._narrow(steps, first["verdict"], last["verdict"])
         ends = steps[index - 1 - len(doubtful)][0], steps[index][0]
         return FirstBad(
@@ -146,7 +146,7 @@ class GroundTruthTrial:
 
         `name` is a folder name for this trial. Raises TraceproofError: it could not be judged.
         """
-        own = self._environment(self.stack, package) | {"variables": dict(self.variables)}
+        environment = self._environment(self.stack, package) | {"variables": dict(self.variables)}
         implementations = for_op_type(self.op_type)
         verdicts = self.work / name / "verdicts.jsonl"
         options = {
@@ -154,7 +154,7 @@ class GroundTruthTrial:
             "verdicts": verdicts,
             "cache": self.work / "cache.sqlite",
             "caches": self.work / "compiled",
-            "environments": json.dumps({MAIN: self._main, self.stack: own}),
+            "environments": json.dumps({MAIN: self._main, self.stack: environment}),
             "code": verdict_code(registry.file_of(self.op_type)),
             "implementations": [one for one in self.truths or truths_of(self.stack) if one in implementations],
             "limits": self.flow.limits(),
@@ -199,5 +199,5 @@ class GroundTruthTrial:
 
 def worst(rows: Sequence[VerdictRow]) -> str:
     """The worst verdict of some rows; `skip` only if nothing was compared."""
-    seen = {row.verdict for row in rows}
-    return next((verdict for verdict in ("error", "fail", "pass") if verdict in seen), "skip")
+    verdicts = {row.verdict for row in rows}
+    return next((verdict for verdict in ("error", "fail", "pass") if verdict in verdicts), "skip")

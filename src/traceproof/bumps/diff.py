@@ -71,14 +71,15 @@ class Diff:
         how = "fixed" if new == Verdict.PASS and old in BAD else "broken"
         if how == "broken" and not (old == Verdict.PASS and new in BAD):
             return ""
-        found = []
+        changes = []
         for implementation in str((row or was or {})["implementation"]).split(PAIR):
             stack = environment_of(implementation) if implementation in IMPLEMENTATIONS else implementation
             package = distribution(stack)
-            one, other = (kept.about["stacks"].get(stack, {}).get(package) for kept in (self.before, self.after))
-            if one is not None and other is not None and one != other:
-                found.append(f"{how} between {package} {one} and {other}")
-        return ", ".join(found)
+            versions = (state.about["stacks"].get(stack, {}).get(package) for state in (self.before, self.after))
+            before, after = versions
+            if before is not None and after is not None and before != after:
+                changes.append(f"{how} between {package} {before} and {after}")
+        return ", ".join(changes)
 
     def as_json(self) -> dict[str, Any]:
         """All changes, as JSON."""
@@ -141,9 +142,9 @@ def _text_before(rows: Sequence[Row]) -> Callable[[Row], str]:
     by_dataset = {(row["definition"], row.get("dataset")): _text(row) for row in rows}
 
     def matching(row: Row) -> str:
-        name, own = row["definition"], _text(row)
+        name, text = row["definition"], _text(row)
         same = by_dataset.get((name, row.get("dataset")))
-        return own if own == same else by_digest.get((name, row.get("digest")), same or own)
+        return text if text == same else by_digest.get((name, row.get("digest")), same or text)
 
     return matching
 

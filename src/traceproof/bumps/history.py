@@ -97,8 +97,8 @@ def _same(folder: Path, pins: Mapping[str, Any], environments: Mapping[str, str]
 
 
 def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:
-    said = row.as_json()
-    kept = {key: said[key] for key in KEPT if said.get(key) is not None}
+    columns = row.as_json()
+    kept = {key: columns[key] for key in KEPT if columns.get(key) is not None}
     digest = row.digests.definition
     return kept | {"dataset": scope.dataset, "whole": scope.whole} | ({"digest": digest} if digest else {})
 

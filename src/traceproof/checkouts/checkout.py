@@ -170,14 +170,14 @@ def _expect_ours(target: Path, git: Git) -> None:
         noted = json.loads((target / ".git" / NOTE).read_text(encoding="utf-8"))["commit"]
     except (OSError, ValueError, KeyError, TypeError):
         noted = None
-    own = [] if noted == git.commit("HEAD") else ["it stands on a commit that traceproof did not check out"]
-    own += git.local("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
+    foreign = [] if noted == git.commit("HEAD") else ["it stands on a commit that traceproof did not check out"]
+    foreign += git.local("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
     untracked = git.local("ls-files", "--others", "--exclude-standard", "--exclude=__pycache__/", "-z")
-    own += [name for name in untracked.split("\0") if name]
-    if own:
+    foreign += [name for name in untracked.split("\0") if name]
+    if foreign:
         todo = "Save what is yours elsewhere and delete the folder, then run again; or use another --target-dir."
         what = f"{target} holds work of somebody's own; it is left alone"
-        raise TraceproofError(what, problems=own[:SHOWN], todo=todo)
+        raise TraceproofError(what, problems=foreign[:SHOWN], todo=todo)
 
 
 # Several sources.
@@ -228,31 +228,31 @@ def clone_all(
         pin, target = pins[name], target_dir / name
         unpacked = pin.package is not None and target.exists() and not (target / ".git").exists()
         from_git = not unpacked and (pin.commit is not None or (name in tagged and not target.exists()))
-        taken = pin if from_git else pin.as_release
+        used_pin = pin if from_git else pin.as_release
         about: dict[str, Any] = {"status": FAILED}
         try:
             if from_git:
                 try:
                     pin, status = by_git(name, target, pin)
-                    taken, about = (
+                    used_pin, about = (
                         pin,
                         {"status": status, "digest": Git(target).local("rev-parse", "HEAD^{tree}").strip()},
                     )
                 except TraceproofError as error:
                     if pin.package is None or target.exists():
                         raise
-                    taken, from_git = pin.as_release, False
+                    used_pin, from_git = pin.as_release, False
                     what = f"{name}: {pin.package} {pin.version} from the package index, since git could not bring"
                     why = error.problems[-1] if error.problems else error.what
                     progress.show(f"{what} it from {pin.url or ORIGINS[name].url}: {why}", of=name, done=True)
             if not from_git:
                 progress.show(f"{name:11} {pin.package} {pin.version}", of=name)
-                status, found = bring_package(target, taken)
+                status, found = bring_package(target, used_pin)
                 about = {"status": status, "digest": package_digest(target)}
                 pin = pin if pin.digests else pin.model_copy(update={"sha256": found.sha256})
         except TraceproofError as error:
             about["error"] = str(error)
-        record = record_of(target, taken) | about
+        record = record_of(target, used_pin) | about
         place = record["commit"] or record["version"]
         progress.show(f"{name:11} {record['status']}  {place}  {target}", of=name, done=True)
         return record, pin
@@ -270,8 +270,8 @@ def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str
         before = json.loads(path.read_text(encoding="utf-8"))["repositories"]
     except (OSError, ValueError, KeyError, TypeError):
         before = {}  # an unreadable file has nothing to keep
-    kept = before if isinstance(before, dict) else {}
-    value = {"target_dir": str(target_dir), "repositories": dict(sorted((kept | dict(repositories)).items()))}
+    others = before if isinstance(before, dict) else {}
+    value = {"target_dir": str(target_dir), "repositories": dict(sorted((others | dict(repositories)).items()))}
     write_json(path, value)
     return value
 

@@ -120,10 +120,10 @@ class Git:
                 errors="replace",
             ) as process:
                 assert process.stderr is not None
-                said = []
+                messages = []
                 try:
                     for line in process.stderr:  # progress lines end with a carriage return
-                        said.append(line)
+                        messages.append(line)
                         self.report(line.strip())
                 except BaseException:
                     process.kill()
@@ -131,7 +131,7 @@ class Git:
             if process.returncode == -signal.SIGINT:
                 raise KeyboardInterrupt  # Ctrl-C reaches git as well, and must not be retried
             if process.returncode:
-                raise self._failure(arguments, process.returncode, "".join(said))
+                raise self._failure(arguments, process.returncode, "".join(messages))
             output.seek(0)
             return output.read()
 
@@ -164,8 +164,8 @@ class Git:
         a silent remote.
         """
         foreign = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", *HUB_TOKENS}
-        given = os.environ if network else without_secrets()
-        inherited = {key: value for key, value in given.items() if key not in foreign}
+        variables = os.environ if network else without_secrets()
+        inherited = {key: value for key, value in variables.items() if key not in foreign}
         stall = max(1, round(self.patience.stall))
         return {
             "GIT_SSH_COMMAND": f"ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval={stall} "

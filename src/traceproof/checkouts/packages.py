@@ -48,19 +48,19 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
     """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        found = _present(target)
-        if found is not None and found.digests <= (pin.digests or found.digests):
+        present = _present(target)
+        if present is not None and present.digests <= (pin.digests or present.digests):
             named = (pin.package, pin.version, pin.folder)
-            if (found.package, found.version, found.folder) == named:
-                return State.PRESENT, (pin if pin.digests else found)
+            if (present.package, present.version, present.folder) == named:
+                return State.PRESENT, (pin if pin.digests else present)
         with tempfile.TemporaryDirectory(prefix=f".fetching-{target.name}-", dir=target.parent) as scratch:
             archive = _download(pin, Path(scratch) / "download")
             sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
             if pin.digests and sha256 not in pin.digests:
-                wanted = [f"expected sha256 {one}" for one in sorted(pin.digests)]
+                expected = [f"expected sha256 {one}" for one in sorted(pin.digests)]
                 raise TraceproofError(
                     f"{archive.name} is not the file that sources.lock names",
-                    problems=[*wanted, f"got      sha256 {sha256}"],
+                    problems=[*expected, f"got      sha256 {sha256}"],
                     todo="Run again in case the download was damaged; if it stays so, find out why first. "
                     "A release may have one file per platform: then sources.lock lists the sha256 of each.",
                 )
@@ -69,14 +69,14 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
             content = unpacked / (pin.folder or ".")
             if not content.is_dir():
                 raise TraceproofError(f"{archive.name} has no folder {pin.folder}", todo="Correct sources.lock.")
-            whole = pin.model_copy(update={"sha256": sha256})
-            note = {"pin": whole.model_dump(exclude_none=True), "files": package_digest(content)}
+            completed = pin.model_copy(update={"sha256": sha256})
+            note = {"pin": completed.model_dump(exclude_none=True), "files": package_digest(content)}
             write_json(content / NOTE, note)
             old = Path(scratch) / "old"
             if target.exists():
                 target.rename(old)
             content.rename(target)
-    return (State.CLONED if found is None else State.UPDATED), (pin if pin.digests else whole)
+    return (State.CLONED if present is None else State.UPDATED), (pin if pin.digests else completed)
 
 
 def package_digest(folder: Path) -> str:
@@ -124,12 +124,12 @@ def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
     Raises TraceproofError: it is damaged.
     """
     target.mkdir(parents=True)
-    wanted, first = PurePosixPath(folder).parts, 0 if archive.suffix == ".whl" else 1
+    below, leading = PurePosixPath(folder).parts, 0 if archive.suffix == ".whl" else 1
     try:
         for name, content in _members(archive):
             whole = PurePosixPath(name)
-            parts = whole.parts[first:]
-            if whole.is_absolute() or ".." in whole.parts or not parts or parts[: len(wanted)] != wanted:
+            parts = whole.parts[leading:]
+            if whole.is_absolute() or ".." in whole.parts or not parts or parts[: len(below)] != below:
                 continue
             path = target.joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)

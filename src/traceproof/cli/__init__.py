@@ -64,14 +64,14 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command, then always raise SystemExit with the exit code."""
-    own, behind = list(sys.argv[1:] if arguments is None else arguments), []
-    if "--" in own and own[0] == "verify":  # arguments behind it are Snakemake's
-        place = own.index("--")
-        own, behind = own[:place], own[place + 1 :]
-    app = command_line(own)
+    ours, snakemakes = list(sys.argv[1:] if arguments is None else arguments), []
+    if "--" in ours and ours[0] == "verify":  # arguments behind it are Snakemake's
+        place = ours.index("--")
+        ours, snakemakes = ours[:place], ours[place + 1 :]
+    app = command_line(ours)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # until here, everything is imported
     try:
-        app(spread(own), obj=behind)
+        app(spread(ours), obj=snakemakes)
     except KeyboardInterrupt:
         sys.stderr.write(STOPPED)
         raise SystemExit(INTERRUPTED) from None

@@ -84,15 +84,15 @@ def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
     if out is not None and out.parts[-2:] == PLACE.parts:
         out = out.parents[1]
     if definitions is not None:
-        given = definitions.expanduser().resolve()
-        root = given.parent if given.name == "definitions" else given
+        place = definitions.expanduser().resolve()
+        root = place.parent if place.name == "definitions" else place
         return root, out or root
     if out is not None and (out / "definitions").is_dir():
         return out, out
     repository, config = run.configured()
     root = repository / Pipeline(config, repository).dataset
-    own = root if config.dataset.path is not None else repository / config.results / config.run / GENERATED
-    return root, out or own
+    tests = root if config.dataset.path is not None else repository / config.results / config.run / GENERATED
+    return root, out or tests
 
 
 def _paths(config: Path | None) -> dict[str, Path]:
@@ -118,16 +118,16 @@ def _checkout(path: Path, stack: str) -> str:
 
 def _with_checkouts(command: Callable[..., None]) -> None:
     """Give a command an option `--<stack>-path` for every stack that can use a checkout."""
-    own = inspect.signature(command, eval_str=True)
-    fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     for name in PACKAGES:
         kind = Annotated[
             Path | None, typer.Option(help=f"A checkout of {STACKS[name].label} for the tests to use.")
         ]
         only = inspect.Parameter.KEYWORD_ONLY
-        fixed.append(inspect.Parameter(f"{name}_path", only, default=None, annotation=kind))
-    command.__signature__ = own.replace(parameters=fixed)  # type: ignore[attr-defined] # which typer reads
-    command.__annotations__ = {one.name: one.annotation for one in fixed}
+        parameters.append(inspect.Parameter(f"{name}_path", only, default=None, annotation=kind))
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # which typer reads
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
 _with_checkouts(add_reference_tests)

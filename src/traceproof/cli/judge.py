@@ -78,8 +78,8 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     Exit codes: 0 accepted, 1 refused, 2 bad use or input, or it needs a GPU and there is none.
     """
     given = run.given(tolerance=tolerance, seed=seed)
-    own = {"dataset": run.dataset_in(dataset), "allow_weak_isolation": allow_weak_isolation or None}
-    root, config = run.configured(test_sizes=test_sizes, **own, **given)
+    replaced = {"dataset": run.dataset_in(dataset), "allow_weak_isolation": allow_weak_isolation or None}
+    root, config = run.configured(test_sizes=test_sizes, **replaced, **given)
     if demand:
         demanded = Solutions(demanded=(*dict.fromkeys((*config.solutions.demanded, *demand)),))
         config = config.model_copy(update={"solutions": demanded})
@@ -161,9 +161,9 @@ class Session:
             raise TraceproofError(why)
         # The stack whose package a solution imports; else one with a CUDA compiler if it needs that; else the main
         # one.
-        own = [name for name, package in PACKAGES.items() if package in candidate.imported]
+        stacks = [name for name, package in PACKAGES.items() if package in candidate.imported]
         compilers = [name for name, stack in STACKS.items() if stack.toolkit and candidate.is_compiled]
-        settings = self._settings(self.stack or [*own, *compilers, MAIN][0])
+        settings = self._settings(self.stack or [*stacks, *compilers, MAIN][0])
         folder = None
         if not name.endswith((".json", PROBLEM)) and not name.startswith(ATEN):
             folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
@@ -226,10 +226,10 @@ class Doing:
 
 
 def _judged(
-    session: Session, path: str, given: Sequence[str], json_file: Path | None, doing: Doing
+    session: Session, path: str, options: Sequence[str], json_file: Path | None, doing: Doing
 ) -> list[Certificate]:
-    """Judge the solutions at a path, and print each verdict; `given`: options for the command that repeats one."""
-    repeats = [*given, *(["--time"] if session.timed else []), *(["--all"] if session.whole else [])]
+    """Judge the solutions at a path, and print each verdict; `options` go into the command that repeats one."""
+    repeats = [*options, *(["--time"] if session.timed else []), *(["--all"] if session.whole else [])]
     repeats += ["--hidden-seed", str(session.hidden_seed)]
     where, _, entry = path.partition("::")
     candidates = read(Path(where).expanduser(), entry or None)

@@ -25,8 +25,8 @@ def _known(baseline: Path | None, *, update: bool) -> Path | None:
     return None if update else baseline
 
 
-def _codes(given: list[str] | None) -> list[str]:
-    return [code.strip() for codes in given or [] for code in codes.split(",")]
+def _codes(values: list[str] | None) -> list[str]:
+    return [code.strip() for codes in values or [] for code in codes.split(",")]
 
 
 def _end(report: LintReport, target: Path | None, baseline: Path | None = None, *, update: bool = False) -> None:

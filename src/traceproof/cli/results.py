@@ -118,8 +118,8 @@ def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
             if numbers := figures(row.metrics):
                 yield f"    {numbers}"
             if row.specification:
-                told = "within" if row.metrics.get("within_specification") else "outside"
-                yield f"    {told} the specification's row ({figures(row.specification, row.specification)})"
+                side = "within" if row.metrics.get("within_specification") else "outside"
+                yield f"    {side} the specification's row ({figures(row.specification, row.specification)})"
             yield from (f"    {one}" for one in places)
         if any(row.bad for row in members) and first.repeat:
             yield f"  repeat  {first.repeat}"
@@ -143,17 +143,17 @@ def diff_command(
     """
     root, config = run.configured()
     folder = root / config.results / "history"
-    kept = states(folder)
-    if (before, after) == ("previous", "latest") and len(kept) == 1:
-        run.say(f"one state is kept, {kept[0].stem[:12]}: nothing was bumped, and it is compared with itself")
+    files = states(folder)
+    if (before, after) == ("previous", "latest") and len(files) == 1:
+        run.say(f"one state is kept, {files[0].stem[:12]}: nothing was bumped, and it is compared with itself")
         before = "latest"
     old, new = find(folder, before), find(folder, after)
-    found = diff(old, new)
+    changes = diff(old, new)
     if markdown is not None:
-        write_text(markdown, "\n".join(difference_page(found)) + "\n")
+        write_text(markdown, "\n".join(difference_page(changes)) + "\n")
     digests = {"before": old.digest, "after": new.digest}
-    value = {"exit_code": run.FINDINGS if found.worse else run.FINE, **digests, **found.as_json()}
-    run.end(json_file, value, "\n".join(difference(found)) + "\n", bad=found.worse)
+    value = {"exit_code": run.FINDINGS if changes.worse else run.FINE, **digests, **changes.as_json()}
+    run.end(json_file, value, "\n".join(difference(changes)) + "\n", bad=changes.worse)
 
 
 def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
@@ -211,9 +211,9 @@ def site(
     finished = Finished(results, results / selection)
     with telling("writing pages"):
         built = build(finished, out or finished.run / "site")
-    told = f"{built.pages} pages, {built.bytes / 2**20:.1f} MiB, {built.seconds:.1f} s"
+    counts = f"{built.pages} pages, {built.bytes / 2**20:.1f} MiB, {built.seconds:.1f} s"
     value = built._asdict() | {"folder": str(built.folder)}
-    run.end(json_file, value, f"{built.folder / 'index.html'}: {told}\n")
+    run.end(json_file, value, f"{built.folder / 'index.html'}: {counts}\n")
 
 
 def clean(

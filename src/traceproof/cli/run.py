@@ -109,11 +109,11 @@ def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
 # Interpreters for others' tests and for SGLang.
 
 
-def stack_interpreter(name: str, given: Path | None = None) -> Path:
+def stack_interpreter(name: str, python: Path | None = None) -> Path:
     """The given interpreter, else that of a stack in config.yaml, built if absent."""
-    if given is not None:
+    if python is not None:
         # not resolved, since the path of the link shows a virtual environment
-        return given.expanduser().absolute()
+        return python.expanduser().absolute()
     root, config = configured()
     return ready(resolve(config, name), root=root, say=say)
 
@@ -190,11 +190,11 @@ def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
                 os.killpg(process.pid, signal.SIGINT if len(caught) == 1 else signal.SIGKILL)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    own: dict[str, Any] = {"cwd": cwd, "env": {**os.environ, CODE: str(FOUND)}, "stdin": subprocess.DEVNULL}
+    options: dict[str, Any] = {"cwd": cwd, "env": {**os.environ, CODE: str(FOUND)}, "stdin": subprocess.DEVNULL}
     # safe, since this process has no other threads
-    own |= {"stdout": stdout, "process_group": 0, "preexec_fn": end_with_parent}
+    options |= {"stdout": stdout, "process_group": 0, "preexec_fn": end_with_parent}
     try:
-        started.append(subprocess.Popen(command, **own))
+        started.append(subprocess.Popen(command, **options))
         if caught:  # before the process started
             forward(caught[0], None)
         code = started[0].wait()

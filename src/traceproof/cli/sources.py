@@ -68,17 +68,17 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     folder = (target_dir or home / "sources").expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
     urls, before = _pairs("url", url), read_lock(place)
-    given = {"branch": branch, "tag": tag, "commit": commit, "release": release}
-    chosen = _chosen({option: _pairs(option, values) for option, values in given.items()}, urls)
-    wanted = names or sorted({*ORIGINS, *before, *urls})
-    unknown = sorted({*wanted, *(lfs or []), *chosen} - {*ORIGINS, *before, *urls})
+    by_option = {"branch": branch, "tag": tag, "commit": commit, "release": release}
+    chosen = _chosen({option: _pairs(option, values) for option, values in by_option.items()}, urls)
+    sources = names or sorted({*ORIGINS, *before, *urls})
+    unknown = sorted({*sources, *(lfs or []), *chosen} - {*ORIGINS, *before, *urls})
     if unknown:
         known = ", ".join(sorted({*ORIGINS, *before, *urls}))
         todo = "Give the repository of a new one with --url NAME=URL."
         raise TraceproofError(f"unknown sources: {', '.join(unknown)}; known: {known}", todo=todo)
     pins: dict[str, Pin] = {}
     failed: dict[str, str] = {}
-    for name in wanted:
+    for name in sources:
         try:
             pins[name] = _pin(name, before.get(name), chosen.get(name), urls.get(name))
         except TraceproofError as error:
@@ -98,10 +98,10 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
         with contextlib.suppress(TraceproofError):  # without a repository, or with a bad config.yaml
             root, config = run.configured()
             for name, line in unlike_the_lock(config, root=root).items():
-                if name in wanted:
+                if name in sources:
                     run.say(f"note: {line}")
     if failed:
-        what = f"{len(failed)} of {len(wanted)} sources could not be brought to {folder}"
+        what = f"{len(failed)} of {len(sources)} sources could not be brought to {folder}"
         raise TraceproofError(what, problems=[f"{name}: {_one_line(text)}" for name, text in failed.items()])
 
 
@@ -110,9 +110,9 @@ def _one_line(text: str) -> str:
     return "; ".join(line.strip().removeprefix("- ").rstrip(":;") for line in text.splitlines())
 
 
-def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+def _pairs(option: str, values: Sequence[str] | None) -> dict[str, str]:
     pairs = {}
-    for text in given or []:
+    for text in values or []:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise TraceproofError(f"--{option} {text!r}: expected NAME=VALUE, e.g. --{option} flashinfer=...")
@@ -120,7 +120,7 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return pairs
 
 
-def _chosen(given: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _chosen(by_option: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Source -> (option that chooses its version, value). Raises TraceproofError: options contradict."""
     for name, address in urls.items():
         if has_credentials(address):
@@ -128,7 +128,7 @@ def _chosen(given: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> 
             todo = f"Give {redacted(address)}, and set up git's credential helper or ssh."
             raise TraceproofError(what, todo=todo)
     found: dict[str, tuple[str, str]] = {}
-    for option, values in given.items():
+    for option, values in by_option.items():
         for name, value in values.items():
             if name in found:
                 raise TraceproofError(f"{name}: give one of --{found[name][0]}, --{option}")
@@ -194,13 +194,13 @@ def dependents(
     run.end(json_file, answer, _dependents_text(answer))
 
 
-def _changed(root: Path, given: Sequence[str]) -> dict[str, Any]:
+def _changed(root: Path, paths: Sequence[str]) -> dict[str, Any]:
     """Op_types and tests that depend on files of a folder."""
-    for path in map(Path, given):
+    for path in map(Path, paths):
         if path.is_absolute() and not path.is_relative_to(root):
             todo = "Give the repository with --root."
             raise TraceproofError(f"--changed {path} does not lie in {root}", todo=todo)
-    names = [(root / name).relative_to(root).as_posix() for name in given]
+    names = [(root / name).relative_to(root).as_posix() for name in paths]
     tree = FolderTree(root)
     if absent := [name for name in names if name not in tree.files]:
         todo = "For deleted files, compare two commits: --between A B."
@@ -297,7 +297,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
 
             answer = Bisection(repository, stack, op_type, judge, run.say).search(good, bad)
     subject = Git(repository).local("log", "-1", "--format=%h %an %as %s", answer.commit).strip()
-    told = {name: value for name, value in asdict(answer).items() if name not in {"good", "bad"}}
+    facts = {name: value for name, value in asdict(answer).items() if name not in {"good", "bad"}}
     ends = {"before": answer.good["verdict"], "after": answer.bad["verdict"]}
     lines = [f"{ends['before']} became {ends['after']} with {subject}"]
     if answer.doubtful:
@@ -305,7 +305,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     counts = f"{answer.commits} commits, {answer.touching} touch the package of {stack}"
     lines += [f"  {counts}, {answer.tried} states were run"]
     lines += [f"  changed: {part}" for part in answer.parts[:FILES_SHOWN]]
-    run.end(json_file, {**told, "subject": subject, **ends}, "".join(f"{line}\n" for line in lines))
+    run.end(json_file, {**facts, "subject": subject, **ends}, "".join(f"{line}\n" for line in lines))
 
 
 def _clone(folder: Path) -> Path:

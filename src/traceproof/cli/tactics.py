@@ -95,18 +95,18 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     gpus = [uuid for (uuid,) in nvidia_smi("uuid")]  # one per worker
     with ExitStack() as stack, ThreadPoolExecutor(side_by_side) as threads:
         for number in range(side_by_side):
-            own = {VISIBLE: gpus[number % len(gpus)]} if gpus and VISIBLE not in os.environ else {}
-            at = replace(here, variables=own)
+            variables = {VISIBLE: gpus[number % len(gpus)]} if gpus and VISIBLE not in os.environ else {}
+            at = replace(here, variables=variables)
             worker = Worker(at, SETUP, order, config.limits.of_call(), caches=caches)
             stack.callback(worker.close)
             workers.put(worker)
 
         def rows_of(definition: Definition) -> list[TacticRow]:
-            worker, said = workers.get(), definition.as_json()
+            worker, as_json = workers.get(), definition.as_json()
             try:  # the limit is that of building, since a call may compile
-                asked = lambda item: worker.ask({"definition": said, **item}, config.limits.build_s)  # noqa: E731
-                own: dict[str, Any] = {"definition": definition.name, "implementation": truth}
-                return [TacticRow(**own, **row) for row in ways(asked, case or ())]
+                ask = lambda item: worker.ask({"definition": as_json, **item}, config.limits.build_s)  # noqa: E731
+                names: dict[str, Any] = {"definition": definition.name, "implementation": truth}
+                return [TacticRow(**names, **row) for row in ways(ask, case or ())]
             finally:
                 workers.put(worker)
 
@@ -116,8 +116,8 @@ def tactics(  # noqa: PLR0913 - one parameter per option
             for done, future in enumerate(as_completed(futures), 1):
                 rows += future.result()
                 counts = Counter(str(row.verdict) for row in future.result())
-                told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-                run.say(f"{done} of {len(futures)}: {futures[future]}: {told}")
+                summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+                run.say(f"{done} of {len(futures)}: {futures[future]}: {summary}")
     rows.sort(key=lambda row: row.definition)
     value = {"rows": [row.model_dump(mode="json") for row in rows]}
     run.end(json_file, value, table(rows), bad=any(row.bad for row in rows))
@@ -144,9 +144,9 @@ def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> 
             first = ask({"case": case, "backend": backend, "tactic": None})
             yield from ({**way, "tactic": "", **row} for row in first["rows"])
             for place, name in first["tactics"]:
-                told = f"{place[0]}: {name} (tactic {place[2]} of runner {place[1]})"
+                tactic = f"{place[0]}: {name} (tactic {place[2]} of runner {place[1]})"
                 found = ask({"case": case, "backend": backend, "tactic": place})
-                yield from ({**way, "tactic": told, **row} for row in found["rows"])
+                yield from ({**way, "tactic": tactic, **row} for row in found["rows"])
 
 
 def table(rows: Sequence[TacticRow]) -> str:

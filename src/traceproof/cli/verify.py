@@ -69,8 +69,8 @@ def verify(  # noqa: PLR0913 - the specification's options
             everything = not (op_type or definition_name)
         elif everything and (op_type or definition_name):
             raise TraceproofError(ALL_AND_SOME)  # noqa: TRY301 - it is written as JSON, too
-        given = {"op_type": op_type, "definition_name": definition_name, "case": case, "all": everything}
-        selection: dict[str, Any] = {key: value for key, value in given.items() if value}
+        options = {"op_type": op_type, "definition_name": definition_name, "case": case, "all": everything}
+        selection: dict[str, Any] = {key: value for key, value in options.items() if value}
         if op_type or definition_name:  # a selection by name replaces that of config.yaml
             selection = {"op_type": [], "definition_name": [], "all": False, **selection}
         changes = run.given(

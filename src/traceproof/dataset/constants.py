@@ -164,13 +164,13 @@ def constants_of(definition: "Definition") -> Constants:
     if not rules:
         return NOTHING
     parts = (definition, *definition.axes.values(), *definition.inputs.values(), *definition.outputs.values())
-    wanted = {axis for rule in rules for axis in rule.axes}
+    used = {axis for rule in rules for axis in rule.axes}
     return _found(
         definition.op_type,
         definition.name,
         " ".join(part.description for part in parts if part.description),
         definition.tags,
-        tuple((axis, size) for axis, size in definition.const_axes.items() if axis in wanted),
+        tuple((axis, size) for axis, size in definition.const_axes.items() if axis in used),
         frozenset(definition.inputs),
         definition.reference,
     )

@@ -248,10 +248,10 @@ class System:
                         sizes = (evaluate(one, known) for one in among)
                         yield from (int(size) for size in sizes if size is not None)
 
-    def solve(self, const: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int] | None:
-        """Sizes for all axes that satisfy the constraints: `const`, the rest near `wanted`; None: none found."""
-        found = _found(self, tuple(const.items()), tuple(wanted.items()))
-        return None if found is None else dict(found)
+    def solve(self, const: Mapping[str, int], near: Mapping[str, int]) -> dict[str, int] | None:
+        """Sizes for all axes that satisfy the constraints: `const`, the rest close to `near`; None: none found."""
+        sizes = _found(self, tuple(const.items()), tuple(near.items()))
+        return None if sizes is None else dict(sizes)
 
 
 @lru_cache(maxsize=1024)  # the cases of a definition, and its `init`, ask for the same sizes many times

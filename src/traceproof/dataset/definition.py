@@ -202,10 +202,10 @@ class Definition(BaseModel):
     @cached_property
     def open_axes(self) -> frozenset[str]:
         """Var axes that only outputs have and no constraint names, in trace dumps: the code decides on them."""
-        given = {axis for spec in self.inputs.values() for axis in spec.shape or ()}
+        of_inputs = {axis for spec in self.inputs.values() for axis in spec.shape or ()}
         tied = {word for text in self.constraints or () for word in re.findall(r"\w+", text)}
         free = self.dialect is not Dialect.PUBLISHED
-        return frozenset(name for name in self.var_axes if free and name not in given | tied)
+        return frozenset(name for name in self.var_axes if free and name not in of_inputs | tied)
 
     @property
     def constants(self) -> Constants:

@@ -98,12 +98,12 @@ def entry_of(source: object, names: Iterable[str] = (), *, handed_on: bool = Fal
 
     With `handed_on`, a function that passes its keywords to another one has that one's parameters, too.
     """
-    found = _functions(source)
-    wanted = list(names) or ["run", *reversed(found)]
-    node = next((found[name] for name in wanted if name in found), None)
+    functions = _functions(source)
+    candidates = list(names) or ["run", *reversed(functions)]
+    node = next((functions[name] for name in candidates if name in functions), None)
     if node is None:
         return None
-    arguments = _arguments(node, found if handed_on else {})
+    arguments = _arguments(node, functions if handed_on else {})
     defaulted = frozenset(name for name, default in arguments.items() if default is not None)
     return Function(node.name, tuple(arguments), defaulted, node.args.kwarg is not None)
 
@@ -122,15 +122,15 @@ def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # 
     entry = entry_of(source)
     if entry is None or entry.name == "run":
         return source
-    inputs, given = definition["inputs"], _given(entry, definition, note)
+    inputs, arguments = definition["inputs"], _given(entry, definition, note)
     # a None is not passed, so that the parameter's default holds
     optional = {name for name, spec in inputs.items() if isinstance(spec, dict) and spec.get("optional")}
-    free = {name for name, value in given.items() if name not in entry.parameters and value in optional}
-    left_out = [name for name, value in given.items() if value in inputs and name in entry.defaulted | free]
-    keywords = ", ".join(f"{name}={value}" for name, value in given.items() if name not in left_out)
+    free = {name for name, value in arguments.items() if name not in entry.parameters and value in optional}
+    left_out = [name for name, value in arguments.items() if value in inputs and name in entry.defaulted | free]
+    keywords = ", ".join(f"{name}={value}" for name, value in arguments.items() if name not in left_out)
     lines = [f"def run({', '.join(inputs)}):"]
     if left_out:
-        lines.append(f"    given = {{{', '.join(f'{name!r}: {given[name]}' for name in left_out)}}}")
+        lines.append(f"    given = {{{', '.join(f'{name!r}: {arguments[name]}' for name in left_out)}}}")
         lines.append("    given = {name: value for name, value in given.items() if value is not None}")
         keywords = ", ".join(filter(None, (keywords, "**given")))
     lines.append(f"    returned = {entry.name}({keywords})")
@@ -160,13 +160,13 @@ def run_of_init(
         for name, spec in inputs.items()
     }
     needed = [name for name, spec in inputs.items() if not spec.get("optional")]
-    told = {
+    parts = {
         "free": ", ".join([*free, "seed"]),
         "call": f"{entry.name}({keywords})",
         "kinds": kinds,
         "needed": needed,
     }
-    text = RUN_OF_INIT.format(**told, held=HELD, columns=COLUMNS)
+    text = RUN_OF_INIT.format(**parts, held=HELD, columns=COLUMNS)
     return f"{definition['init'].rstrip()}{HEADER}{text}"
 
 
@@ -206,8 +206,8 @@ def _in_order(missing: Sequence[str], left: Sequence[str], note: Callable[[str],
     return dict.fromkeys(missing, "None")
 
 
-def _unused(names: Iterable[str], given: Mapping[str, str]) -> list[str]:
-    used = {word for value in given.values() for word in value.strip("()").split(", ")}
+def _unused(names: Iterable[str], arguments: Mapping[str, str]) -> list[str]:
+    used = {word for value in arguments.values() for word in value.strip("()").split(", ")}
     return [name for name in names if name not in used]
 
 
@@ -290,13 +290,13 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
 def _after(name: str, spec: Json, outputs: Json) -> str | None:
     """The dtype of the output with an input's shape and last word of its name, such as `new_state` for `state`."""
     word = name.rpartition("_")[2]
-    found = (
+    stated = (
         str(one.get("dtype"))
         for other, one in sorted(outputs.items(), key=lambda item: item[0] != name)
         if isinstance(one, dict) and one.get("shape") == spec["shape"] and other.rpartition("_")[2] == word
     )
-    told = (DTYPES.get(dtype, dtype) for dtype in found)
-    return next((dtype for dtype in told if dtype in set(DType) - {DType.STRING, DType.UNKNOWN}), None)
+    dtypes = (DTYPES.get(dtype, dtype) for dtype in stated)
+    return next((dtype for dtype in dtypes if dtype in set(DType) - {DType.STRING, DType.UNKNOWN}), None)
 
 
 @dataclass
@@ -361,9 +361,9 @@ class Normaliser:
         for (group, name), spec in specs.items():
             shape = spec.get("shape") if isinstance(spec, dict) else None
             for size in shape if isinstance(shape, list) else []:
-                made, axis = literal_axis(size) if isinstance(size, str) else ("", {})
-                if made and size not in axes and made not in axes:
-                    axes[made] = axis
+                name_of_size, axis = literal_axis(size) if isinstance(size, str) else ("", {})
+                if name_of_size and size not in axes and name_of_size not in axes:
+                    axes[name_of_size] = axis
                     self._note(f"{group}.{name}.shape names {size!r}, which axes does not define")
         return axes
 
@@ -396,14 +396,16 @@ class Normaliser:
         """A tensor's spec in the model's terms; what is no object is left for the model to refuse."""
         if not isinstance(spec, dict):
             return spec
-        made = {key: spec[key] for key in spec if key in {"shape", "dtype", "description", "optional", "param"}}
-        if spec.keys() - made.keys():
-            self._note(f"{where}: unknown keys {sorted(map(str, spec.keys() - made.keys()))} are not read")
-        if isinstance(made.get("shape"), list):
-            made["shape"] = [literal_axis(size)[0] if isinstance(size, str) else size for size in made["shape"]]
-        if isinstance(made.get("dtype"), str):
-            made["dtype"] = DTYPES.get(made["dtype"], made["dtype"])
-        return made
+        turned = {key: spec[key] for key in spec if key in {"shape", "dtype", "description", "optional", "param"}}
+        if spec.keys() - turned.keys():
+            self._note(f"{where}: unknown keys {sorted(map(str, spec.keys() - turned.keys()))} are not read")
+        if isinstance(turned.get("shape"), list):
+            turned["shape"] = [
+                literal_axis(size)[0] if isinstance(size, str) else size for size in turned["shape"]
+            ]
+        if isinstance(turned.get("dtype"), str):
+            turned["dtype"] = DTYPES.get(turned["dtype"], turned["dtype"])
+        return turned
 
     def _tensors(self, turned: Json) -> tuple[Json, Json]:
         """Inputs and outputs in the model's terms.
@@ -414,18 +416,18 @@ class Normaliser:
         inputs: Json = {}
         outputs: Json = {}
         for name, spec in turned["inputs"].items():
-            made = inputs[name] = self._spec(f"inputs.{name}", spec)
-            if isinstance(made, dict) and made.get("dtype") == DType.UNKNOWN:
-                made["dtype"] = _after(name, spec, turned["outputs"]) or str(dtype_of(name, made))
-                self._note(f"inputs.{name}.dtype is unknown: read as {made['dtype']}")
+            turned_spec = inputs[name] = self._spec(f"inputs.{name}", spec)
+            if isinstance(turned_spec, dict) and turned_spec.get("dtype") == DType.UNKNOWN:
+                turned_spec["dtype"] = _after(name, spec, turned["outputs"]) or str(dtype_of(name, turned_spec))
+                self._note(f"inputs.{name}.dtype is unknown: read as {turned_spec['dtype']}")
         for name, spec in turned["outputs"].items():
-            made = self._spec(f"outputs.{name}", spec)
-            if name in turned["inputs"] and isinstance(made, dict):
+            turned_spec = self._spec(f"outputs.{name}", spec)
+            if name in turned["inputs"] and isinstance(turned_spec, dict):
                 self._note(f"outputs.{name} is the input of that name, modified in place: called {name}_out")
-                open_dtype = made.get("dtype") == DType.UNKNOWN
+                open_dtype = turned_spec.get("dtype") == DType.UNKNOWN
                 outputs[f"{name}_out"] = (
-                    made | ({"dtype": inputs[name]["dtype"]} if open_dtype else {}) | {"param": name}
+                    turned_spec | ({"dtype": inputs[name]["dtype"]} if open_dtype else {}) | {"param": name}
                 )
             else:
-                outputs[name] = made
+                outputs[name] = turned_spec
         return inputs, outputs

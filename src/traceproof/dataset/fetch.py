@@ -66,10 +66,10 @@ class Dataset(Short):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        given = [name for name in ("pypi", "git", "path") if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(repr(name) for name in given) or "none"
-            raise ValueError(f"give exactly one of 'pypi', 'git' and 'path', not {found}")
+        sources = [name for name in ("pypi", "git", "path") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            listed = " and ".join(repr(name) for name in sources) or "none"
+            raise ValueError(f"give exactly one of 'pypi', 'git' and 'path', not {listed}")
         return self
 
     def record(self, folder: Path) -> dict[str, str | None]:
@@ -161,8 +161,8 @@ def _from_git(source: GitSource, scratch: Path) -> Path:
     target = scratch / "checkout"
     folders = () if source.folder in {".", ""} else (source.folder,)
     try:
-        wanted = checkout.WantedCheckout(url=source.url, commit=source.commit, folders=folders)
-        checkout.fill(target, wanted, gitrun.Git(target))
+        wanted_checkout = checkout.WantedCheckout(url=source.url, commit=source.commit, folders=folders)
+        checkout.fill(target, wanted_checkout, gitrun.Git(target))
     except gitrun.GitError as error:
         what = f"dataset.git: commit {source.commit} of {source.url} could not be fetched"
         todo = "Check the URL, the commit (all 40 digits, pushed there) and your git credentials."

@@ -115,8 +115,8 @@ def _described(
         if not isinstance(spec, dict):
             continue
         mode = MODE.fullmatch(str(spec.get("description"))) if spec.get("shape") is None else None
-        told = [f"{name} == {mode[1]}"] if mode else []
-        for constraint in (*told, *_listed(spec, axes)):
+        modes = [f"{name} == {mode[1]}"] if mode else []
+        for constraint in (*modes, *_listed(spec, axes)):
             yield constraint, f"the description of inputs.{name}"
     for tag in tags:
         word, _, value = str(tag).partition(":")
@@ -144,9 +144,9 @@ def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iter
     if found is None or one is None:
         return
     for where, spec in inputs.items():
-        told = OVER.search(str(spec.get("description"))) if isinstance(spec, dict) else None
-        if told and name in (spec.get("shape") or ()):
-            yield f"{one} == {told[1]} * {name}", f"the description of inputs.{where}"
+        values = OVER.search(str(spec.get("description"))) if isinstance(spec, dict) else None
+        if values and name in (spec.get("shape") or ()):
+            yield f"{one} == {values[1]} * {name}", f"the description of inputs.{where}"
             return
     block = "block_k" if "block_k" in axes else BLOCK[found["format"]]
     yield f"{one} == {block} * {name}", f"the name of axes.{name}"
@@ -159,10 +159,10 @@ def _axis(word: str, axes: Collection[str]) -> str | None:
 
 def dtype_of(name: str, spec: Mapping[str, Any]) -> DType:
     """The dtype of an input without one: by its description, else what FlashInfer takes for its role."""
-    told = str(spec.get("description"))
+    description = str(spec.get("description"))
     if any("packed" in str(axis).split("_") for axis in spec.get("shape") or ()):
         return DType.UINT8
     role = role_of(name)
     by_role = {Role.MASK: DType.BOOL, Role.SCALE: DType.FLOAT32}.get(role, DType.BFLOAT16)
     plain = DType.INT32 if role in INDICES else by_role
-    return next((dtype for words, dtype in DTYPES if words.search(told)), plain)
+    return next((dtype for words, dtype in DTYPES if words.search(description)), plain)

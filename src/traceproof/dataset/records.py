@@ -117,11 +117,11 @@ class Evaluation(StrictRecord):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        wanted = {
+        needed_by_status = {
             "correctness": self.status in {EvaluationStatus.PASSED, EvaluationStatus.INCORRECT_NUMERICAL},
             "performance": self.status is EvaluationStatus.PASSED,
         }
-        for key, needed in wanted.items():
+        for key, needed in needed_by_status.items():
             if (getattr(self, key) is not None) != needed:
                 raise ValueError(f"status {self.status} {'needs' if needed else 'has no'} {key}")
         return self

@@ -34,7 +34,7 @@ def assigned(reference: str) -> Mapping[str, int | float]:
     """
     nodes = list(ast.walk(parsed(reference)))
     bound = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    given: dict[str, set[int | float]] = {}
+    by_name: dict[str, set[int | float]] = {}
     for node in nodes:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
@@ -43,13 +43,13 @@ def assigned(reference: str) -> Mapping[str, int | float]:
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Name):
-                given.setdefault(target.id, set()).add(number)
+                by_name.setdefault(target.id, set()).add(number)
                 bound[target.id] -= 1
-    found: dict[str, set[int | float]] = {}
-    for name, values in given.items():
+    by_lower: dict[str, set[int | float]] = {}
+    for name, values in by_name.items():
         if not bound[name]:
-            found.setdefault(name.lower(), set()).update(values)
-    return {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+            by_lower.setdefault(name.lower(), set()).update(values)
+    return {name: next(iter(values)) for name, values in by_lower.items() if len(values) == 1}
 
 
 @cache

@@ -107,15 +107,15 @@ def paused_collection(*, kept: bool = False) -> Iterator[None]:
 def explain(error: BaseException) -> str:
     """What is wrong with a file, by the exception that reading it raised."""
     if isinstance(error, ValidationError):
-        found = []
+        problems = []
         for detail in error.errors(include_url=False, include_context=False):
-            where, given = ".".join(map(str, detail["loc"])), repr(detail["input"])
+            where, value = ".".join(map(str, detail["loc"])), repr(detail["input"])
             # longer values hide the message
-            shown = detail["type"] not in {"missing", "value_error"} and len(given) <= 60
-            text = detail["msg"].removeprefix("Value error, ") + (f", not {given}" if shown else "")
-            found.append(f"{where}: {text}" if where else text)
-        rest = len(found) - PROBLEMS_SHOWN
-        return "; ".join(found[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+            shown = detail["type"] not in {"missing", "value_error"} and len(value) <= 60
+            text = detail["msg"].removeprefix("Value error, ") + (f", not {value}" if shown else "")
+            problems.append(f"{where}: {text}" if where else text)
+        rest = len(problems) - PROBLEMS_SHOWN
+        return "; ".join(problems[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON: {error.msg} at line {error.lineno} column {error.colno}"
     if isinstance(error, (RecursionError, MemoryError)):
@@ -288,14 +288,14 @@ def read_tree(root: Path, *, naming: Collection[str] = ()) -> DatasetTree:
             except (OSError, ValueError, RecursionError, MemoryError) as error:
                 broken.append(broken_file(path, error))
                 continue
-            made = reading.definition
-            if (first := definitions.get(made.name)) is not None:
-                what = f"the name {made.name!r} is already taken by {first.path}"
+            definition = reading.definition
+            if (first := definitions.get(definition.name)) is not None:
+                what = f"the name {definition.name!r} is already taken by {first.path}"
                 broken.append(Broken(path, what, "rename one of the two or remove it"))
                 continue
-            definitions[made.name] = DatasetEntry(path, made, reading.notes)
-            expected = Path("definitions", made.op_type, f"{made.name}.json")
-            if path != expected and not (made.dialect is Dialect.TRACE_DUMP and len(path.parts) == 1):
+            definitions[definition.name] = DatasetEntry(path, definition, reading.notes)
+            expected = Path("definitions", definition.op_type, f"{definition.name}.json")
+            if path != expected and not (definition.dialect is Dialect.TRACE_DUMP and len(path.parts) == 1):
                 notes.append(Note(path, f"name and op_type say {expected}"))
     tree = DatasetTree(root, MappingProxyType(definitions), tuple(broken), tuple(notes))
     return tree if definitions.keys() | tree.op_types >= {*naming} else read_tree(root)
@@ -375,10 +375,10 @@ def _is_of(tree: DatasetTree, broken: Broken, name: str) -> bool:
     if broken.path.stem == name:
         return True
     try:
-        said = strict_json(read_bytes(tree.root / broken.path, most=LARGEST).decode())
+        content = strict_json(read_bytes(tree.root / broken.path, most=LARGEST).decode())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(said, dict) and said.get("name") == name
+    return isinstance(content, dict) and content.get("name") == name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,8 +79,8 @@ def resolve(config: Config, name: str) -> Installation:
     environment = name
     driver = on_gpu(config)
     if stack.cpu:
-        wanted = settings.get("env")
-        environment = name if wanted == "cuda" or (wanted == "auto" and driver) else stack.cpu
+        kind = settings.get("env")
+        environment = name if kind == "cuda" or (kind == "auto" and driver) else stack.cpu
     elif not stack.reads_models and not driver:
         # Nothing can run there: its skips come from the main environment, and nothing is downloaded.
         main = resolve(config, MAIN)
@@ -96,7 +96,7 @@ def unlike_the_lock(config: Config, *, root: Path) -> dict[str, str]:
     interpreters are left out.
     """
     pins = read_lock(root / NAME)
-    told = {}
+    sentences = {}
     for name, stack in STACKS.items():
         settings, pin = config.stacks[name], pins.get(name)
         chosen = settings.python is not None or (stack.origin is not None and settings.get("source") is not None)
@@ -107,11 +107,11 @@ def unlike_the_lock(config: Config, *, root: Path) -> dict[str, str]:
         judged = found[1] if found else "of no pinned version"
         if (pin.package, pin.version) != (stack.distribution, judged):
             pinned = f"{pin.package} {pin.version}" if pin.commit is None else f"commit {pin.commit[:12]}"
-            told[name] = (
+            sentences[name] = (
                 f"{NAME} pins {name} at {pinned}, and what is judged is {stack.distribution} {judged}, which its "
                 f"environment has; with `source: locked` below stacks.{name} in config.yaml, it is what is pinned"
             )
-    return told
+    return sentences
 
 
 def build(environment: str, stamp: Path, *, root: Path) -> None:

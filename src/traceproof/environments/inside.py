@@ -126,8 +126,8 @@ def _entry_points(truth: str) -> Iterator[tuple[str, str | None]]:
     packages = {package for adapter in adapters for package in adapter.packages}
     for module in sorted(packages | set(stack.modules)):  # before stand-ins are installed
         yield module, _problem_of(module)
-    own = sorted({key for adapter in adapters for key in adapter.apis} - stack.apis.keys())
-    for key in (*stack.apis, *own):
+    of_one_op = sorted({key for adapter in adapters for key in adapter.apis} - stack.apis.keys())
+    for key in (*stack.apis, *of_one_op):
         yield f"{key} ({stack.places(key)[0]})", _unresolved(stack, key)
 
 

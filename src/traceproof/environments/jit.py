@@ -106,22 +106,22 @@ def build(  # noqa: PLR0913 - one build, spelled out
         start_new_session=True,
         env=without_secrets() | dict(variables) | {"PATH": os.pathsep.join(programs)},
     ) as process:
-        said, how = None, "failed"
-        while said is None:
+        output, how = None, "failed"
+        while output is None:
             try:
-                said, _ = process.communicate(timeout=POLL_SECONDS)
+                output, _ = process.communicate(timeout=POLL_SECONDS)
             except subprocess.TimeoutExpired:
                 if time.monotonic() - started > seconds or stopped.is_set():
                     how = "timeout"
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
     if how == "timeout":
-        said = f"not done after {seconds:g} s\n".encode() + said
+        output = f"not done after {seconds:g} s\n".encode() + output
     if how == "failed" and not process.returncode:
         marks.mkdir(parents=True, exist_ok=True)
         done.touch()
         return None
-    text = printable(said.decode(errors="replace").strip()[-MESSAGE_CHARACTERS:])
+    text = printable(output.decode(errors="replace").strip()[-MESSAGE_CHARACTERS:])
     return f"kernel module {module.label}: {how} after {time.monotonic() - started:.0f} s\n{text}"
 
 
@@ -171,10 +171,10 @@ def _main(order: Mapping[str, Any]) -> None:
         inspect.signature(api[order["generator"]]).bind(*args)
     except TypeError:
         return  # an older release has other parameters: the call itself compiles what it needs
-    made = api[order["generator"]](*args)
+    module = api[order["generator"]](*args)
     if order["compiles"]:
         return
-    described = _without(made, order["unused"])
+    described = _without(module, order["unused"])
     described.build_and_load()
     _hand_over(described.name, described.get_library_path(), Path(libraries))
 

@@ -32,27 +32,27 @@ def compose(prefix: Path, packages: Path) -> Path | None:
 
     Raises TraceproofError: there is no C compiler, without which kernels can not be built either.
     """
-    found = sorted(packages.glob(WHEELS))
-    if not found:
+    compilers = sorted(packages.glob(WHEELS))
+    if not compilers:
         return None
-    wheels = found[-1].parent.parent
+    wheels = compilers[-1].parent.parent
     with tempfile.TemporaryDirectory(prefix=f".{FOLDER}-", dir=prefix) as scratch:
-        made = Path(scratch) / FOLDER
-        made.mkdir()
+        toolkit = Path(scratch) / FOLDER
+        toolkit.mkdir()
         for name in ("bin", "include", "nvvm"):
-            (made / name).symlink_to(os.path.relpath(wheels / name, prefix / FOLDER))
-        libraries = made / "lib64"
+            (toolkit / name).symlink_to(os.path.relpath(wheels / name, prefix / FOLDER))
+        libraries = toolkit / "lib64"
         (libraries / "stubs").mkdir(parents=True)
         # `libx.so.13` serves as `libx.so` too, the name that a linker looks for.
         files = sorted(path for path in (wheels / "lib").iterdir() if path.is_file())
         names = {path.name.partition(".so")[0] + ".so": path for path in files if ".so." in path.name}
         for name, path in (names | {path.name: path for path in files}).items():
             (libraries / name).symlink_to(os.path.relpath(path, prefix / FOLDER / "lib64"))
-        (made / "lib").symlink_to("lib64")
+        (toolkit / "lib").symlink_to("lib64")
         compile_stub(wheels / "include" / "cuda.h", libraries / "stubs" / STUB)
         final = prefix / FOLDER
         shutil.rmtree(final, ignore_errors=True)
-        made.rename(final)
+        toolkit.rename(final)
     return final
 
 

@@ -117,8 +117,8 @@ def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
     if kv_heads is not None and heads is not None:
         fields.divides("num_key_value_heads", kv_heads, HEADS, heads)
         if kv_heads % ranks and ranks % kv_heads:
-            told = f"tp: {ranks} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it"
-            fields.problems.append(told)
+            problem = f"tp: {ranks} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it"
+            fields.problems.append(problem)
     experts, chosen = fields.count(EXPERTS, needed=False), fields.count(CHOSEN, needed=False)
     fields.divides("ep", parallel.ep, EXPERTS, experts)
     if experts is not None and chosen is not None and chosen > experts:

@@ -60,12 +60,12 @@ def from_reading(reading: Reading) -> tuple[list[KernelCall], list[Unmapped]]:
         if module.kind in STRUCTURE or any(_below(module.path, path) for path in encoders):
             continue
         readers = (extraction.calls.get(module.kind) for extraction in extractions())
-        found = (call(module, reading) for call in readers if call is not None)
-        made = next((one for one in found if one is not None), None)
-        if isinstance(made, KernelCall):
-            kernels.append(made)
+        answers = (call(module, reading) for call in readers if call is not None)
+        call_or_reason = next((one for one in answers if one is not None), None)
+        if isinstance(call_or_reason, KernelCall):
+            kernels.append(call_or_reason)
             continue
-        why = made or f"{module.kind} of a {module.class_name}: no op_type"
+        why = call_or_reason or f"{module.kind} of a {module.class_name}: no op_type"
         unmapped.append(Unmapped(module.path, module.class_name, module.count, why, module.source))
     kernels += [extraction.once(reading) for extraction in extractions() if extraction.once is not None]
     return kernels, unmapped
@@ -128,8 +128,8 @@ def drafts(kernels: Iterable[KernelCall], choice: Choice) -> tuple[list[tuple[Ke
     unmapped: list[Unmapped] = []
     makers = [extraction.drafts for extraction in extractions()]
     for kernel in kernels:
-        own = (made[kernel.kind](kernel, choice) for made in makers if kernel.kind in made)
-        for draft in chain.from_iterable(own):
+        made_by_op_types = (make[kernel.kind](kernel, choice) for make in makers if kernel.kind in make)
+        for draft in chain.from_iterable(made_by_op_types):
             if isinstance(draft, str):
                 unmapped.append(Unmapped(", ".join(kernel.paths), kernel.kind, kernel.count, draft))
             else:
@@ -163,8 +163,8 @@ class WantedDefinition:
         tags: dict[str, None] = {}
         for at in parallels:
             tags |= dict.fromkeys(self.draft.tags(models, tp=at.tp, ep=at.ep, dp=at.dp))
-        made = drafted(self.draft, tags)
-        return made.model_copy(update={"name": self.name}) if self.name != made.name else made
+        definition = drafted(self.draft, tags)
+        return definition.model_copy(update={"name": self.name}) if self.name != definition.name else definition
 
 
 def drafted(draft: Draft, tags: Iterable[str] = ()) -> Definition:
@@ -181,18 +181,18 @@ class Clash:
     differences: tuple[str, ...]
 
 
-def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition], list[Clash]]:
+def collect(needed: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition], list[Clash]]:
     """Each kernel once, in order of first use, and name clashes: of two with one name the second gets `_v2`."""
     found: dict[str, WantedDefinition] = {}
     clashes: dict[str, Clash] = {}
-    for draft, use in asked:
+    for draft, use in needed:
         base = drafted(draft)
         name = draft.name
         for version in count(2):
-            held = found.setdefault(name, WantedDefinition(name, draft))
-            differences = meaning_differences(drafted(held.draft), base)
+            first = found.setdefault(name, WantedDefinition(name, draft))
+            differences = meaning_differences(drafted(first.draft), base)
             if not differences:
-                held.uses.append(use)
+                first.uses.append(use)
                 break
             name = f"{draft.name}_v{version}"
             clashes.setdefault(name, Clash(draft.name, name, tuple(differences)))

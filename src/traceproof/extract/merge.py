@@ -140,36 +140,36 @@ def meaning_differences(one: Definition, other: Definition) -> list[str]:
     Ignored are descriptions, tags, const axes that no tensor has, and constraints, which only repeat what tensors
     say. References are compared by the constants in them, not by behaviour (see `check`).
     """
-    found = []
+    differences = []
     if one.op_type != other.op_type:
-        found.append(f"op_type: {one.op_type} and {other.op_type}")
+        differences.append(f"op_type: {one.op_type} and {other.op_type}")
     for kind, specs, others in (("inputs", one.inputs, other.inputs), ("outputs", one.outputs, other.outputs)):
         if list(specs) != list(others):
-            found.append(f"{kind}: {', '.join(specs)} and {', '.join(others)}")
+            differences.append(f"{kind}: {', '.join(specs)} and {', '.join(others)}")
             continue
         for (name, spec), part in product(specs.items(), ("shape", "dtype", "optional")):
-            mine, theirs = getattr(spec, part), getattr(others[name], part)
-            if mine != theirs:
-                found.append(f"{kind}.{name}.{part}: {_text(mine)} and {_text(theirs)}")
+            left, right = getattr(spec, part), getattr(others[name], part)
+            if left != right:
+                differences.append(f"{kind}.{name}.{part}: {_text(left)} and {_text(right)}")
     for name in sorted(_used_axes(one) | _used_axes(other)):
         if name in one.axes and name in other.axes:  # else a tensor's shape differs and was reported
-            mine, theirs = (each.const_axes.get(name, "var") for each in (one, other))
-            if mine != theirs:
-                found.append(f"axes.{name}: {mine} and {theirs}")
-    hidden, also = hidden_constants(one), hidden_constants(other)
-    differing = [name for name in hidden if name in also and hidden[name] != also[name]]
-    return found + [f"reference: {name} is {hidden[name]:g} and {also[name]:g}" for name in differing]
+            left, right = (each.const_axes.get(name, "var") for each in (one, other))
+            if left != right:
+                differences.append(f"axes.{name}: {left} and {right}")
+    of_one, of_other = hidden_constants(one), hidden_constants(other)
+    differing = (name for name in of_one if of_one[name] != of_other.get(name, of_one[name]))
+    return differences + [f"reference: {name} is {of_one[name]:g} and {of_other[name]:g}" for name in differing]
 
 
 def notes(one: Definition, other: Definition) -> list[str]:
     """Differences that do not make another kernel."""
-    found = []
+    lines = []
     if spare := sorted((one.axes.keys() ^ other.axes.keys()) - _used_axes(one) - _used_axes(other)):
-        found.append(f"axes that no tensor has, on one side only: {', '.join(spare)}")
-    ours, theirs = set(one.constraints or ()), set(other.constraints or ())
-    if ours != theirs:
-        found.append(f"constraints on one side only: {', '.join(sorted(ours ^ theirs))}")
-    return found
+        lines.append(f"axes that no tensor has, on one side only: {', '.join(spare)}")
+    left, right = set(one.constraints or ()), set(other.constraints or ())
+    if left != right:
+        lines.append(f"constraints on one side only: {', '.join(sorted(left ^ right))}")
+    return lines
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - a shape, a dtype or a flag
@@ -213,15 +213,15 @@ def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) 
 
     Raises TraceproofError: a file of the same name can not be read as a definition.
     """
-    held = {definition.name: _held(definition, dataset) for definition in extracted}
+    by_name = {definition.name: _held(definition, dataset) for definition in extracted}
     pairs = []  # the same by fields, with other references
     for definition in extracted:
-        other = held[definition.name]
+        other = by_name[definition.name]
         if other is None or other.reference == definition.reference or meaning_differences(definition, other):
             continue
         pairs.append((definition, other.reference))
-    found = dict(zip((definition.name for definition, _ in pairs), behaviour(pairs), strict=True))
-    return [_decide(one, held[one.name], found.get(one.name), dataset) for one in extracted]
+    findings = dict(zip((definition.name for definition, _ in pairs), behaviour(pairs), strict=True))
+    return [_decide(one, by_name[one.name], findings.get(one.name), dataset) for one in extracted]
 
 
 def _held(definition: Definition, dataset: Path) -> Definition | None:
@@ -244,30 +244,30 @@ def _decide(
     if other is None:
         return MergeResult(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
     differences = meaning_differences(definition, other)
-    said = notes(definition, other)
+    remarks = notes(definition, other)
     if finding is not None:
         wrong = [problem for problem in finding.problems if not problem.startswith("edge-")]
         edges = [problem for problem in finding.problems if problem.startswith("edge-")]
         differences += [f"reference behaves differently: {problem}" for problem in wrong]
-        said += [f"the dataset's reference differs on an edge case: {problem}" for problem in edges]
+        remarks += [f"the dataset's reference differs on an edge case: {problem}" for problem in edges]
         if finding.too_large:
-            said.append(f"references were not compared on {finding.too_large} cases: too large")
+            remarks.append(f"references were not compared on {finding.too_large} cases: too large")
     if differences:  # the first version suffix that is free or already has this kernel
         for version in count(2):
             renamed = definition.model_copy(update={"name": f"{definition.name}_v{version}"})
-            held = _held(renamed, dataset)
-            same = held is not None and not meaning_differences(renamed, held)
-            if held is None or (same and held.reference == renamed.reference):
+            taken = _held(renamed, dataset)
+            same = taken is not None and not meaning_differences(renamed, taken)
+            if taken is None or (same and taken.reference == renamed.reference):
                 break
-        text = None if held is not None else json_text(renamed.as_json() | {"name": renamed.name})
-        return MergeResult(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(said), text)
+        text = None if taken is not None else json_text(renamed.as_json() | {"name": renamed.name})
+        return MergeResult(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(remarks), text)
     missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in other.tags]
     if not missing:
-        return MergeResult(definition.name, definition.op_type, "same", notes=tuple(said))
+        return MergeResult(definition.name, definition.op_type, "same", notes=tuple(remarks))
     raw = dataset / "definitions" / definition.op_type / f"{definition.name}.json"
     text = with_tags(raw.read_text(encoding="utf-8"), missing)
-    said.append(f"models added: {', '.join(missing)}")
-    return MergeResult(definition.name, definition.op_type, "tags", notes=tuple(said), text=text)
+    remarks.append(f"models added: {', '.join(missing)}")
+    return MergeResult(definition.name, definition.op_type, "tags", notes=tuple(remarks), text=text)
 
 
 def with_tags(text: str, tags: Sequence[str]) -> str:

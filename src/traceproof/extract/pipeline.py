@@ -108,7 +108,7 @@ def extract(
     for model in models:
         for parallel in model.parallel:
             config_json.check(model.config, parallel, where=f"config.json of {model.name}")
-    asked: list[tuple[Draft, Use]] = []
+    needed: list[tuple[Draft, Use]] = []
     result = ExtractionResult()
     jobs = [(model, parallel) for model in models for parallel in model.parallel]
     readings = settings.environment.read_all([(model.config, parallel) for model, parallel in jobs])
@@ -117,17 +117,19 @@ def extract(
             raise reading
         label = f"{model.name} {parallel}"
         say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
-        found = definitions_of(reading, model.config, settings.choice)
-        asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in found.made]
-        result.readings[label], result.described[label], result.unmapped[label] = reading, found.calls, found.left
-        for line in found.counts:
+        described = definitions_of(reading, model.config, settings.choice)
+        for call, draft in described.made:
+            needed.append((draft, Use(model.name, model.tags, parallel, call.paths, call.count)))
+        result.readings[label], result.unmapped[label] = reading, described.left
+        result.described[label] = described.calls
+        for line in described.counts:
             say(f"{label}: {line}")
-    wanted, result.clashes = collect(asked)
+    wanted, result.clashes = collect(needed)
     started = time.monotonic()
     checked = [drafted(item.draft.scaled_down or item.draft) for item in wanted]
     unique = {definition.digest: definition for definition in checked}
-    held = dict(zip(unique, check(list(unique.values()), python=settings.torch_python), strict=True))
-    findings = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]
+    checks = dict(zip(unique, check(list(unique.values()), python=settings.torch_python), strict=True))
+    findings = [(item, checks[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]
     result.wanted = [item for item, finding in findings if finding.right]
     result.refused = [(item, finding) for item, finding in findings if not finding.right]
     say(f"{len(result.wanted)} references hold against their oracles, {time.monotonic() - started:.0f} s")
@@ -188,8 +190,8 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
         raise TraceproofError(what, problems=problems, todo=todo)
 
     def behaviour(pairs: Sequence[tuple[Definition, str]]) -> list[CheckResult]:
-        ours, texts = [definition for definition, _ in pairs], [text for _, text in pairs]
-        return check(ours, python=settings.torch_python, references=texts) if pairs else []
+        definitions, texts = [definition for definition, _ in pairs], [text for _, text in pairs]
+        return check(definitions, python=settings.torch_python, references=texts) if pairs else []
 
     definitions = [item.definition() for item in extraction.wanted]
     extraction.merged = merge(definitions, dataset, behaviour)
@@ -286,22 +288,22 @@ def write_sharing(
     wanted: Sequence[WantedDefinition], clashes: Sequence[Clash], folder: Path, *, keep: bool
 ) -> dict[str, SharedKernel]:
     """Write which models use which kernel; new uses replace those of the same model and ranks, or all."""
-    found: dict[str, SharedKernel] = {}
+    shared: dict[str, SharedKernel] = {}
     for item in wanted:
         uses = (ModelUse(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses)
-        found[item.name] = SharedKernel(item.draft.op_type, tuple(dict.fromkeys(uses)))
-    fresh = {(use.model, use.tp, use.ep) for kernel in found.values() for use in kernel.uses}
+        shared[item.name] = SharedKernel(item.draft.op_type, tuple(dict.fromkeys(uses)))
+    fresh = {(use.model, use.tp, use.ep) for kernel in shared.values() for use in kernel.uses}
     before: dict[str, SharedKernel] = {}
     # absent or cut short: written again when the models are next extracted
     with suppress(OSError, ValidationError):
         before = SHARED.validate_json((folder / SHARED_FILE).read_text(encoding="utf-8")) if keep else {}
     for name, kernel in before.items():
-        kept = tuple(use for use in kernel.uses if (use.model, use.tp, use.ep) not in fresh)
-        if kept:
-            found[name] = SharedKernel(kernel.op_type, (*kept, *(found[name].uses if name in found else ())))
-    write_text(folder / SHARED_FILE, SHARED.dump_json(found, indent=1).decode() + "\n")
-    write_text(folder / SHARED_TABLE, table(found, clashes))
-    return found
+        others = tuple(use for use in kernel.uses if (use.model, use.tp, use.ep) not in fresh)
+        if others:
+            shared[name] = SharedKernel(kernel.op_type, (*others, *(shared[name].uses if name in shared else ())))
+    write_text(folder / SHARED_FILE, SHARED.dump_json(shared, indent=1).decode() + "\n")
+    write_text(folder / SHARED_TABLE, table(shared, clashes))
+    return shared
 
 
 def table(kernels: Mapping[str, SharedKernel], clashes: Sequence[Clash]) -> str:

@@ -25,12 +25,12 @@ READERS = 2  # at a time: each takes one core and up to 1 GB
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading, from the bootstrap's JSON."""
     other = answer.get("second", {})
-    seen = tuple(SeenModule(**item) for item in other.get("modules", ()))
+    modules_seen = tuple(SeenModule(**item) for item in other.get("modules", ()))
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         parallel=Parallel(answer["tp"], answer["ep"], answer.get("dp", 1)),
         modules=tuple(ModelModule(**item | {"uses": tuple(item.get("uses", ()))}) for item in answer["modules"]),
-        second=Second(seen, other.get("absent") or other.get("problem") or ""),
+        second=Second(modules_seen, other.get("absent") or other.get("problem") or ""),
         loads=tuple(answer.get("loads", ())),
         unpacked=answer.get("unpacked", ""),
         **{name: answer[name] for name in ("architecture", "experts", "seconds", "peak_mb")},
@@ -71,10 +71,10 @@ class ReaderEnvironment:
 
         Raises TraceproofError: SGLang can not be started.
         """
-        asked = [{"config": dict(config), **at._asdict()} for config, at in jobs]
+        requests = [{"config": dict(config), **at._asdict()} for config, at in jobs]
         return [
             _refusal(answer["error"], self) if "error" in answer else parse(answer)
-            for answer in self._answers(asked)
+            for answer in self._answers(requests)
         ]
 
     def listing(self) -> Listing:
@@ -123,8 +123,8 @@ class ReaderEnvironment:
                 todo = "Give a checkout or an unpacked wheel."
                 raise TraceproofError(f"no SGLang at {self.sglang_path}", todo=todo)
             path.insert(0, str(root))
-        own = ("SGLANG_", "PYTHON")
-        kept = {name: value for name, value in without_secrets().items() if not name.startswith(own)}
+        prefixes = ("SGLANG_", "PYTHON")
+        kept = {name: value for name, value in without_secrets().items() if not name.startswith(prefixes)}
         return kept | {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 

@@ -52,12 +52,12 @@ def places(dataset: LintedDataset) -> Iterator[Finding]:
 def number_in_name(subject: LintedDefinition) -> Iterator[Finding]:
     """A number in the name that is no const axis and no constant of the reference (TP105)."""
     numbers = (node.value for node in subject.reference.nodes if isinstance(node, ast.Constant))
-    held = {value for value in numbers if isinstance(value, int)} | set(subject.definition.const_axes.values())
+    stated = {value for value in numbers if isinstance(value, int)} | set(subject.definition.const_axes.values())
     for word in subject.words:
         match = re.fullmatch(r"([a-z]+)([0-9]{1,18})", word)
         if match is None or match[1] in {"fp", "int", "bf", "mxfp", "nvfp"}:  # fp8 is a format, not a size
             continue
-        if int(match[2]) not in held:
+        if int(match[2]) not in stated:
             yield Finding("TP105", NAME, f"{word!r}: no const axis and no constant is {match[2]}")
 
 
@@ -80,8 +80,8 @@ def stated_constraints(subject: LintedDefinition) -> Iterator[Finding]:
         if constraints.says_the_same_twice(node):
             yield Finding("TP202", where, f"{text!r}: true by the declared shapes")
         elif value:
-            given = ", ".join(f"{name} = {const[name]}" for name in sorted(used) if name in const)
-            why = f"only const axes, always true ({given})" if given else "a constant"
+            sizes = ", ".join(f"{name} = {const[name]}" for name in sorted(used) if name in const)
+            why = f"only const axes, always true ({sizes})" if sizes else "a constant"
             yield Finding("TP202", where, f"{text!r}: {why}")
         elif value is not None:
             yield Finding("TP203", where, f"{text!r} is false for the const axes")
@@ -101,8 +101,9 @@ def axes(subject: LintedDefinition) -> Iterator[Finding]:
             value = f" = {axis.value}" if axis.type == "const" else ""
             evidence = f"{axis.type} axis {name}{value} is in no shape and no constraint"
             yield Finding("TP204", pointer("axes", name), evidence)
-        given = [one for one in holders[name] if one in definition.inputs and not definition.inputs[one].optional]
-        if axis.type == "var" and holders[name] and not given:
+        inputs = [definition.inputs[one] for one in holders[name] if one in definition.inputs]
+        required = [spec for spec in inputs if not spec.optional]
+        if axis.type == "var" and holders[name] and not required:
             evidence = f"only {', '.join(holders[name])} have it, optional inputs and outputs"
             yield Finding("TP205", pointer("axes", name), evidence)
 
@@ -120,14 +121,14 @@ def sequences(subject: LintedDefinition) -> Iterator[Finding]:
     for name, spec in definition.inputs.items():
         if name not in PER_SEQUENCE or not spec.shape:
             continue
-        own = spec.shape[0]
-        if own in longer:
-            evidence = f"{name} [{', '.join(spec.shape)}] is as long as {longer[own]}, which has one entry more"
+        length = spec.shape[0]
+        if length in longer:
+            evidence = f"{name} [{', '.join(spec.shape)}] is as long as {longer[length]}, which has one entry more"
             yield Finding("TP206", pointer("inputs", name, "shape"), evidence)
         for axis in sorted(set(pointers.values())) if spec.dtype in {DType.INT32, DType.INT64} else ():
-            if axis != own and not any({axis, own} <= found for found in together):
-                evidence = f"{name} has {own} entries, index pointers {axis}; no constraint says how many"
-                yield Finding("TP207", pointer("axes", own), evidence)
+            if axis != length and not any({axis, length} <= found for found in together):
+                evidence = f"{name} has {length} entries, index pointers {axis}; no constraint says how many"
+                yield Finding("TP207", pointer("axes", length), evidence)
     for name, axis in pointers.items():
         if axis == "batch_size":
             evidence = f"{name} [{axis}] has one entry per sequence; an index pointer has one more"
@@ -176,14 +177,14 @@ GUARDS = names("nan_to_num nan_to_num_ isnan isneginf isinf isfinite")
 
 def hidden_constants(subject: LintedDefinition) -> dict[str, float]:
     """Numbers that the reference chooses and that neither the name nor an axis states: source -> value."""
-    told = set(subject.definition.const_axes.values())
-    told |= {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
-    told |= {one // other for one in told for other in told if other and one % other == 0}
+    stated = set(subject.definition.const_axes.values())
+    stated |= {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
+    stated |= {one // other for one in stated for other in stated if other and one % other == 0}
 
     def chosen(value: object, name: str) -> TypeGuard[float]:
         if isinstance(value, float):
             return value not in ORDINARY
-        return isinstance(value, int) and name.isupper() and value > 2 and value not in told
+        return isinstance(value, int) and name.isupper() and value > 2 and value not in stated
 
     found: dict[str, float] = {}
     for node in subject.reference.nodes:
@@ -206,11 +207,13 @@ def hidden(dataset: LintedDataset) -> Iterator[Finding]:
     for subjects in kinds.values():
         every = [hidden_constants(subject) for subject in subjects]
         counts = Counter(source for found in every for source in found)
-        for subject, mine in zip(subjects, every, strict=True):
-            others = ", ".join(f"{source} ({counts[source]} x)" for source in sorted(counts.keys() - mine.keys()))
-            if mine:
+        for subject, numbers in zip(subjects, every, strict=True):
+            others = ", ".join(
+                f"{source} ({counts[source]} x)" for source in sorted(counts.keys() - numbers.keys())
+            )
+            if numbers:
                 beside = f"; others of this kind have {others}" if others else ""
-                yield Finding("TP311", REFERENCE, ", ".join(sorted(mine)) + beside, subject.path)
+                yield Finding("TP311", REFERENCE, ", ".join(sorted(numbers)) + beside, subject.path)
 
 
 def nan_rows(subject: LintedDefinition) -> Iterator[Finding]:
@@ -326,13 +329,13 @@ def expert_parallel(subject: LintedDefinition) -> Iterator[Finding]:
     if not experts or not local:
         return
     sizes = _sizes(subject, "ep")
-    given = f"num_experts = {experts}, num_local_experts = {local}"
+    counts = f"num_experts = {experts}, num_local_experts = {local}"
     if experts % local:
-        yield Finding("TP411", pointer("axes", "num_local_experts"), f"{given}: no whole number of ranks")
+        yield Finding("TP411", pointer("axes", "num_local_experts"), f"{counts}: no whole number of ranks")
     elif sizes and experts // local not in sizes:
-        yield Finding("TP411", TAGS, f"ep:{', '.join(map(str, sorted(sizes)))}, but {given}")
+        yield Finding("TP411", TAGS, f"ep:{', '.join(map(str, sorted(sizes)))}, but {counts}")
     elif not sizes and experts != local:
-        yield Finding("TP411", TAGS, f"{given}, but no ep:{experts // local}")
+        yield Finding("TP411", TAGS, f"{counts}, but no ep:{experts // local}")
 
 
 def model_config(subject: LintedDefinition) -> Iterator[Finding]:
@@ -348,9 +351,9 @@ def model_config(subject: LintedDefinition) -> Iterator[Finding]:
         if any(size * one == total for one in sizes):
             return
         tagged = ", ".join(map(str, sorted(sizes))) if subject.tags(namespace) else "*"
-        given = f"{'' if subject.tags(namespace) else 'no '}{namespace}:{tagged}"
-        wanted = f"{namespace}:{total // size}" if size and total % size == 0 else "no number of ranks fits"
-        yield Finding("TP413", TAGS, f"{given}, but {axis} = {size} of {model}'s {total}: {wanted}")
+        stated = f"{'' if subject.tags(namespace) else 'no '}{namespace}:{tagged}"
+        fitting = f"{namespace}:{total // size}" if size and total % size == 0 else "no number of ranks fits"
+        yield Finding("TP413", TAGS, f"{stated}, but {axis} = {size} of {model}'s {total}: {fitting}")
 
     for entry in catalogue.entries().values():
         model = next((tag for tag in subject.tags("model") if tag in entry.tags), None)
@@ -362,8 +365,8 @@ def model_config(subject: LintedDefinition) -> Iterator[Finding]:
         experts = next((entry.config[key] for key in EXPERTS if key in entry.config), None)
         axis = "num_local_experts" if "num_local_experts" in const else "num_experts"
         # TP411 covers definitions that have the model's number beside a rank's.
-        told = const.get("num_experts") == experts and "num_local_experts" in const
-        if experts is not None and axis in const and not told:
+        covered = const.get("num_experts") == experts and "num_local_experts" in const
+        if experts is not None and axis in const and not covered:
             yield from ranks(model, "ep", axis, experts)
 
 

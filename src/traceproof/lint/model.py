@@ -180,14 +180,16 @@ class Finding(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """Equal for the same finding, also after its line has moved."""
-        said = (self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence)
-        return digest_json([one.encode(errors="backslashreplace").decode() for one in said])  # names in any bytes
+        identity = (self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence)
+        return digest_json(
+            [one.encode(errors="backslashreplace").decode() for one in identity]
+        )  # names in any bytes
 
     def as_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""
-        own = ("line", "column", "code", "field", "evidence", "fingerprint")
+        names = ("line", "column", "code", "field", "evidence", "fingerprint")
         about = {name: getattr(self.about, name) for name in ("title", "severity", "todo")}
-        return {"path": self.path.as_posix(), **{name: getattr(self, name) for name in own}, **about}
+        return {"path": self.path.as_posix(), **{name: getattr(self, name) for name in names}, **about}
 
 
 def chosen(prefix: str, select: Collection[str], ignore: Collection[str] = ()) -> Mapping[str, Code]:
@@ -200,8 +202,8 @@ def chosen(prefix: str, select: Collection[str], ignore: Collection[str] = ()) -
     if wrong:
         problems = [f"{code!r} is the beginning of no code" for code in wrong]
         raise TraceproofError("The rules can not be chosen", problems=problems, todo=f"Codes: {', '.join(known)}.")
-    wanted, unwanted = tuple(select) or prefix, tuple(ignore)
-    return {code: one for code, one in known.items() if code.startswith(wanted) and not code.startswith(unwanted)}
+    starts, ignored = tuple(select) or prefix, tuple(ignore)
+    return {code: one for code, one in known.items() if code.startswith(starts) and not code.startswith(ignored)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +242,8 @@ class LintReport:
         for code, about in codes("").items():
             if counts[code]:
                 files = len({one.path for one in self.findings if one.code == code})
-                told = f"{about.severity:7}  {about.title}; {about.todo}"
-                lines.append(f"{code}  {counts[code]:4} in {files:3} files  {told}")
+                advice = f"{about.severity:7}  {about.title}; {about.todo}"
+                lines.append(f"{code}  {counts[code]:4} in {files:3} files  {advice}")
         weights = Counter(one.about.severity for one in self.findings)
         read = ", ".join(count(number, what) for what, number in self.read.items())
         last = f"{read}: {', '.join(count(weights[severity], severity.value) for severity in Severity)}"

@@ -52,17 +52,17 @@ def axes(definition: Definition, workload: Workload) -> Iterator[Finding]:
 
 def inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
     """An unknown or missing input, a scalar for a tensor or vice versa, a random index (TP503)."""
-    given = workload.inputs
-    for name in given.keys() - definition.inputs.keys():
+    sources = workload.inputs
+    for name in sources.keys() - definition.inputs.keys():
         yield Finding("TP503", pointer(*INPUTS, name), f"{name} is no input of {definition.name}")
     for name, spec in definition.inputs.items():
-        data = given.get(name)
+        data = sources.get(name)
         if data is None:
             if not spec.optional:
                 yield Finding("TP503", pointer(*INPUTS), f"no source for the input {name}")
         elif isinstance(data, ScalarInput) != (spec.shape is None):
-            wanted = "a Python scalar" if spec.shape is None else "a tensor"
-            yield Finding("TP503", pointer(*INPUTS, name), f"{name} is {wanted}, its source is {data.type}")
+            expected = "a Python scalar" if spec.shape is None else "a tensor"
+            yield Finding("TP503", pointer(*INPUTS, name), f"{name} is {expected}, its source is {data.type}")
         elif name in INDICES and isinstance(data, RandomInput):
             yield Finding(
                 "TP503", pointer(*INPUTS, name), f"{name} indexes something and can not be drawn at random"
@@ -71,14 +71,14 @@ def inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
 
 def sizes(definition: Definition, workload: Workload) -> Iterator[Finding]:
     """Sizes that violate a constraint (TP507), more queries than causal keys (TP508), an empty cache (TP511)."""
-    given = {**workload.axes, **definition.const_axes}
+    known = {**workload.axes, **definition.const_axes}
     for text in definition.constraints or ():
         node = constraints.with_axes(text, definition)
-        value = constraints.evaluate(node, given)
+        value = constraints.evaluate(node, known)
         by_itself = constraints.evaluate(node, definition.const_axes) is not None  # TP203 reports it once
         if value is not None and not value and not by_itself:
             used = ", ".join(
-                f"{name} = {given[name]}" for name in sorted(constraints.names(text)) if name in given
+                f"{name} = {known[name]}" for name in sorted(constraints.names(text)) if name in known
             )
             yield Finding("TP507", pointer(*AXES), f"{text!r} is false: {used}")
     indices = definition.inputs.get("kv_indices")
@@ -88,16 +88,16 @@ def sizes(definition: Definition, workload: Workload) -> Iterator[Finding]:
         assert keys is not None
         paged = indices is not None and indices.shape == (keys,)
         tokens = definition.const_axes.get("page_size", 1) if paged else 1  # tokens per count, at most
-        if given[queries] > given[keys] * tokens:
-            most = f"{keys} = {given[keys]}" + (f" pages of {tokens}" if tokens > 1 else "")
-            yield Finding("TP508", pointer(*AXES), f"{queries} = {given[queries]}, {most}")
-    if indices is not None and indices.shape and given.get(indices.shape[0]):
+        if known[queries] > known[keys] * tokens:
+            most = f"{keys} = {known[keys]}" + (f" pages of {tokens}" if tokens > 1 else "")
+            yield Finding("TP508", pointer(*AXES), f"{queries} = {known[queries]}, {most}")
+    if indices is not None and indices.shape and known.get(indices.shape[0]):
         caches = (
             spec.shape[0] for name, spec in definition.inputs.items() if name.endswith("_cache") and spec.shape
         )
         for axis in dict.fromkeys(caches):
-            if given.get(axis) == 0:
-                evidence = f"{indices.shape[0]} = {given[indices.shape[0]]}, but {axis} = 0"
+            if known.get(axis) == 0:
+                evidence = f"{indices.shape[0]} = {known[indices.shape[0]]}, but {axis} = 0"
                 yield Finding("TP511", pointer(*AXES, axis), evidence)
 
 
@@ -108,10 +108,10 @@ def missing_blobs(dataset: LintedDataset) -> Iterator[Finding]:
     """Workload lines that name tensor files missing in this copy of the dataset (TP509)."""
     for workloads in dataset.workloads.values():
         for path in sorted({line.path for line in workloads.lines}):
-            own = [line for line in workloads.lines if line.path == path]
-            lacking = [line for line in own if line.missing]
+            lines = [line for line in workloads.lines if line.path == path]
+            lacking = [line for line in lines if line.missing]
             if lacking:
-                evidence = f"{len(lacking)} of {len(own)} lines, for example {lacking[0].missing[0]}"
+                evidence = f"{len(lacking)} of {len(lines)} lines, for example {lacking[0].missing[0]}"
                 yield Finding("TP509", "", evidence, path)
 
 

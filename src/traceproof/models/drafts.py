@@ -80,19 +80,19 @@ def draft(
     `with` gives values, to them as well. Raises KeyError: a placeholder has no value, or a tensor or axis no
     description.
     """
-    told = next(found for found in _files() if skeleton in found)
+    file = next(one for one in _files() if skeleton in one)
 
-    def filled(said: Any) -> Any:  # noqa: ANN401 - TOML
-        if isinstance(said, Mapping):
-            return {name: filled(value) for name, value in said.items()}
-        if isinstance(said, list):
-            return [filled(value) for value in said]
-        return Template(said).substitute(values).strip("\n") if isinstance(said, str) else said
+    def filled(entry: Any) -> Any:  # noqa: ANN401 - TOML
+        if isinstance(entry, Mapping):
+            return {name: filled(value) for name, value in entry.items()}
+        if isinstance(entry, list):
+            return [filled(value) for value in entry]
+        return Template(entry).substitute(values).strip("\n") if isinstance(entry, str) else entry
 
-    said = _said(told, skeleton)
-    values = filled(said.pop("with")) | values
-    stated: dict[str, Any] = filled(said)
-    described = told["described"] | stated.pop("described", {})
+    table = _with_defaults(file, skeleton)
+    values = filled(table.pop("with")) | values
+    stated: dict[str, Any] = filled(table)
+    described = file["described"] | stated.pop("described", {})
     constants, run = stated.pop("sizes", {}), stated.pop("run")
     sizes = constants | stated.pop("unstated", {})
 
@@ -107,7 +107,7 @@ def draft(
     inputs, outputs = tensors("inputs"), tensors("outputs")
     used = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
     before = [f"{name.upper()} = {size}" for name, size in constants.items()] + [stated.pop("head", "")]
-    functions = [filled(text) for name, text in told["functions"].items() if f"{name}(" in run]
+    functions = [filled(text) for name, text in file["functions"].items() if f"{name}(" in run]
     called = _function(inputs, constants, stated.pop("says"), run)
     imports = "import math\n\nimport torch" if "math." in "".join((run, *functions)) else "import torch"
     parts = ["\n\n".join(filter(None, (imports, "\n".join(before).strip("\n")))), *functions, called]
@@ -126,12 +126,12 @@ def draft(
     )
 
 
-def _said(told: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """What a table of a file says, with what the tables that it is `like` say."""
+def _with_defaults(file: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A table of a file, completed by the tables that it is `like`."""
     found: dict[str, Any] = {"with": {}}
-    for said in (*(_said(told, name) for name in told[table].get("like", ())), told[table]):
-        found |= said | {"with": found["with"] | said.get("with", {})}
-    return {name: said for name, said in found.items() if name != "like"}
+    for table in (*(_with_defaults(file, other) for other in file[name].get("like", ())), file[name]):
+        found |= table | {"with": found["with"] | table.get("with", {})}
+    return {key: value for key, value in found.items() if key != "like"}
 
 
 @cache
@@ -152,8 +152,8 @@ def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str
     names = ", ".join(inputs)
     if len(names) > WIDTH:
         names = "".join(f"\n    {name}," for name in inputs) + "\n"
-    told = textwrap.indent("\n".join((*lines, body)), "    ")
-    return f"@torch.no_grad()\ndef run({names}):\n{told}"
+    indented = textwrap.indent("\n".join((*lines, body)), "    ")
+    return f"@torch.no_grad()\ndef run({names}):\n{indented}"
 
 
 # What an op_type says of models
@@ -190,13 +190,13 @@ class Extraction:
 
 def call_of(module: ModelModule, kind: str, *names: str, note: str = "", **facts: Any) -> KernelCall:  # noqa: ANN401 - constants
     """The KernelCall of a module, with these facts of the module, and further ones."""
-    own = {name: module.facts[name] for name in names}
-    return kernel(kind, count=module.count, path=module.path, note=note, **own, **facts)
+    of_module = {name: module.facts[name] for name in names}
+    return kernel(kind, count=module.count, path=module.path, note=note, **of_module, **facts)
 
 
-def dtype_name(held: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
+def dtype_name(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
     """Name of a tensor's dtype, as in definitions."""
-    return str(held.dtype).removeprefix("torch.")
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def held_against(

@@ -133,32 +133,32 @@ class Evidence:
         `terms` turns a module's facts into the call's, on one rank; `also` are further facts that the call must
         have.
         """
-        wanted = dict(call.facts) | also
+        expected = dict(call.facts) | also
         found = [(module, terms(module.facts)) for module in self.of(kind)]
         if not found:
             why = self.second.problem or "it has no such module, or none that ran"
-            told = ", ".join(f"{name}={value}" for name, value in wanted.items())
-            return f"SGLang has {told}; transformers' model says nothing of {kind}: {why}"
-        apart = [{key for key in facts if wanted.get(key) != facts[key]} for _, facts in found]
-        same = [module.count for (module, _), keys in zip(found, apart, strict=True) if not keys]
+            listed = ", ".join(f"{name}={value}" for name, value in expected.items())
+            return f"SGLang has {listed}; transformers' model says nothing of {kind}: {why}"
+        differing = [{key for key in facts if expected.get(key) != facts[key]} for _, facts in found]
+        same = [module.count for (module, _), keys in zip(found, differing, strict=True) if not keys]
         if not same:  # compare with the most similar module
             likeness = [
                 (_last(module.path) == call.role, len(facts) - len(keys))
-                for (module, facts), keys in zip(found, apart, strict=True)
+                for (module, facts), keys in zip(found, differing, strict=True)
             ]
             module, facts = found[likeness.index(max(likeness))]
-            each = ((key, value) for key, value in facts.items() if wanted.get(key) != value)
-            parts = [f"{key}: SGLang {wanted.get(key)!r}, transformers {value!r}" for key, value in each]
+            each = ((key, value) for key, value in facts.items() if expected.get(key) != value)
+            parts = [f"{key}: SGLang {expected.get(key)!r}, transformers {value!r}" for key, value in each]
             return f"{'; '.join(parts)} ({module.path})"
         if counted:
-            self._count(call, same, {name for _, facts in found for name in facts} & set(wanted))
+            self._count(call, same, {name for _, facts in found for name in facts} & set(expected))
         return None
 
     def projection(self, call: KernelCall, n: int, k: int) -> str | None:
         """How transformers differs from a product with weight [n, k]; None: it has that, or its parts."""
         role = call.role
-        held = [(group, _holds(group.facts, n, k)) for group in self.of("projections")]
-        counts = [group.count for group, holds in held if holds]
+        groups = [(group, _holds(group.facts, n, k)) for group in self.of("projections")]
+        counts = [group.count for group, holds in groups if holds]
         for module in self.of("experts"):  # SGLang may have one projection per expert
             rows = {(module.facts["hidden"], module.facts["intermediate"])}
             rows |= {(size * module.facts["intermediate"], module.facts["hidden"]) for size in (1, 2)}
@@ -166,10 +166,11 @@ class Evidence:
         if counts:
             self._count(call, counts, {"full_n", "full_k"})
             return None
-        others = {tuple(shape) for group, _ in held for name, shape in group.facts.items() if _last(name) == role}
+        weights = ((name, shape) for group, _ in groups for name, shape in group.facts.items())
+        others = {tuple(shape) for name, shape in weights if _last(name) == role}
         if others:
-            told = ", ".join(f"{rows} x {columns}" for rows, columns in sorted(others))
-            return f"SGLang has {n} x {k}, transformers {told} ({role})"
+            listed = ", ".join(f"{rows} x {columns}" for rows, columns in sorted(others))
+            return f"SGLang has {n} x {k}, transformers {listed} ({role})"
         why = f" ({self.second.problem})" if self.second.problem else ""
         return f"SGLang has {n} x {k}; transformers has no weights that make it{why}"
 
@@ -183,10 +184,10 @@ class Evidence:
         for count in counts[:FUSED]:
             sums |= {before + count for before in sums}
         alike = [one for one in self._calls if known(one) == known(call)]
-        own = sum(one.count for one in alike)
-        if not {own, sum(one.count for one in alike if one.role == call.role), call.count} & (sums - {0}):
+        in_sglang = sum(one.count for one in alike)
+        if not {in_sglang, sum(one.count for one in alike if one.role == call.role), call.count} & (sums - {0}):
             self.notes.append(
-                f"{', '.join(call.paths)}: {call.kind}: counted {own} times in SGLang, "
+                f"{', '.join(call.paths)}: {call.kind}: counted {in_sglang} times in SGLang, "
                 f"{sum(counts)} in transformers"
             )
 

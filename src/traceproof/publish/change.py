@@ -89,8 +89,8 @@ def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> C
             others = (one for one in present if one.startswith(f"{folder}/") and one.rpartition("/")[2] == leaf)
             change.problems += [f"{path}: its name is taken by {one}" for one in others if one != path]
         if folder == "traces":
-            own = (one for one in files if one.startswith("workloads/") and one.rpartition("/")[2] == leaf)
-            lines = [change.files.get(one, b"") or base.read(one) or b"" for one in own]
+            workloads = (one for one in files if one.startswith("workloads/") and one.rpartition("/")[2] == leaf)
+            lines = [change.files.get(one, b"") or base.read(one) or b"" for one in workloads]
             known = {_identity(line)[0] for data in lines for line in data.splitlines()}
             change.problems += [f"{path}: {problem}" for problem in _unfit(files[path], known)]
     return change

@@ -74,8 +74,8 @@ class PullRequest:
     @property
     def models(self) -> list[ModelRow]:
         """Rows of models and their definitions in it."""
-        own = (verified.model_rows(one, self.verifications[name]) for name, one in self.definitions.items())
-        rows = (row for of_definition in own for row in of_definition)
+        pairs = ((one, self.verifications[name]) for name, one in self.definitions.items())
+        rows = (row for one, verification in pairs for row in verified.model_rows(one, verification))
         return sorted(rows, key=lambda row: (row.model, row.op_type, row.definition))
 
     def describe(self, change: Change) -> str:
@@ -94,8 +94,8 @@ class PullRequest:
             "Output of the tests": _indented(self.tests.splitlines()),
             "Repeat": ["```", *repeat, "```"],
         }
-        told = {title: list(lines) for title, lines in sections.items()}
-        parts = ["\n".join([f"## {title}", "", *lines]) for title, lines in told.items() if lines]
+        lists = {title: list(lines) for title, lines in sections.items()}
+        parts = ["\n".join([f"## {title}", "", *lines]) for title, lines in lists.items() if lines]
         return "\n\n".join([f"{what}: {HEAD}", *parts, self.marker]) + "\n"
 
     def _origin(self) -> Iterator[str]:
@@ -152,40 +152,40 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     """
     verdicts = verdicts_of(source.run)  # before the dataset, which is not fetched before the first run
     tree = read_tree(source.dataset)
-    found = {
+    verifications = {
         name: verified.verification(entry.definition, verdicts.get(name, {}))
         for name, entry in tree.definitions.items()
     }
-    names = _names(tree, found, definitions, op_types)
-    _write_solutions(source, tree, {name: verdicts[name] for name in names}, found)
+    names = _names(tree, verifications, definitions, op_types)
+    _write_solutions(source, tree, {name: verdicts[name] for name in names}, verifications)
     lacking = _write_tests(source, tree, names)
-    made = []
+    pull_requests = []
     for slug, title, group in _groups(tree, names, per):
         files: dict[str, bytes] = {}
         notes = [f"{name}: {lacking[name]}" for name in group if name in lacking]
         tagged: dict[str, Definition] = {}
         for name in group:
             entry = tree.definitions[name]
-            tagged[name] = entry.definition.model_copy(update={"tags": found[name].tags(entry.definition)})
+            tagged[name] = entry.definition.model_copy(update={"tags": verifications[name].tags(entry.definition)})
             written = json.loads((_parts(source) / path_part(name) / "notes.json").read_text(encoding="utf-8"))
             left_out = [f"case {case} is no workload: {reason}" for case, reason in written["left_out"].items()]
-            told = [*(f"no baseline by {reason}" for reason in written["no_baseline"]), *left_out]
-            notes += [f"{name}: {line}" for line in told]
+            remarks = [*(f"no baseline by {reason}" for reason in written["no_baseline"]), *left_out]
+            notes += [f"{name}: {line}" for line in remarks]
             files |= _files(source, tree, entry, tagged[name], written["solution"])
-        made.append(
+        pull_requests.append(
             PullRequest(
                 slug=slug,
                 title=title,
                 definitions=tagged,
                 verdicts={name: verdicts[name] for name in group},
-                verifications={name: found[name] for name in group},
+                verifications={name: verifications[name] for name in group},
                 files=dict(sorted(files.items())),
                 notes=tuple(notes),
                 provenance=source.provenance,
                 tests=_tests(source.run, tagged),
             )
         )
-    return made
+    return pull_requests
 
 
 def verdicts_of(run: Path) -> dict[str, Verdicts]:
@@ -197,7 +197,10 @@ def verdicts_of(run: Path) -> dict[str, Verdicts]:
 
 
 def _names(
-    tree: DatasetTree, found: Mapping[str, Verification], definitions: Sequence[str], op_types: Sequence[str]
+    tree: DatasetTree,
+    verifications: Mapping[str, Verification],
+    definitions: Sequence[str],
+    op_types: Sequence[str],
 ) -> list[str]:
     """Selected names of verified definitions. Raises TraceproofError: one is unknown or not verified."""
     unknown = [f"definition {why(tree, name)}" for name in definitions if name not in tree.definitions]
@@ -206,17 +209,20 @@ def _names(
     if unknown:
         raise TraceproofError(f"the dataset {tree.root} does not have", problems=unknown)
     todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
-    unproved = [f"{name} is not verified: {found[name].reason}" for name in definitions if found[name].reason]
+    reasons = {name: verifications[name].reason for name in definitions}
+    unproved = [f"{name} is not verified: {reason}" for name, reason in reasons.items() if reason]
     if unproved:
         raise TraceproofError("what is not verified cannot be published", problems=unproved, todo=todo)
     everything = not (definitions or op_types)
-    wanted = [
+    candidates = [
         name for name, entry in tree.definitions.items() if everything or entry.definition.op_type in op_types
     ]
-    names = list(dict.fromkeys([*definitions, *(name for name in wanted if found[name].verified)]))
+    names = list(dict.fromkeys([*definitions, *(name for name in candidates if verifications[name].verified)]))
     if not names:
-        reasons = [f"{name}: {found[name].reason}" for name in wanted[:NAMED]]
-        raise NothingVerifiedError("nothing is verified, so nothing can be published", problems=reasons, todo=todo)
+        problems = [f"{name}: {verifications[name].reason}" for name in candidates[:NAMED]]
+        raise NothingVerifiedError(
+            "nothing is verified, so nothing can be published", problems=problems, todo=todo
+        )
     return names
 
 
@@ -240,14 +246,17 @@ def _parts(source: Source) -> Path:
 
 
 def _write_solutions(
-    source: Source, tree: DatasetTree, verdicts: Mapping[str, Verdicts], found: Mapping[str, Verification]
+    source: Source, tree: DatasetTree, verdicts: Mapping[str, Verdicts], verifications: Mapping[str, Verification]
 ) -> None:
     """Make all definitions' solutions in one process, as importing torch takes longer than most of them."""
     requests = []
-    for name, own in verdicts.items():
+    for name, of_definition in verdicts.items():
         plan = str(source.run / "cases" / f"{tree.definitions[name].definition.op_type}.json")
-        versions = {truth: own[truth].versions.get(distribution(STACK_OF[truth])) for truth in found[name].truths}
-        cases = {"cases": own[REFERENCE].cases, "infinite": own[REFERENCE].infinite}
+        versions = {
+            truth: of_definition[truth].versions.get(distribution(STACK_OF[truth]))
+            for truth in verifications[name].truths
+        }
+        cases = {"cases": of_definition[REFERENCE].cases, "infinite": of_definition[REFERENCE].infinite}
         requests.append({"definition": name, "plan": plan, "versions": versions, **cases})
     with own_folder() as folder:
         write_json(folder / "request.json", requests)
@@ -255,8 +264,8 @@ def _write_solutions(
         environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
         done = programs.run([*command, str(_parts(source))], environment=environment)
     if done.returncode:
-        said = programs.last_lines(done.stderr)
-        raise TraceproofError("baselines and workloads could not be made", problems=said)
+        messages = programs.last_lines(done.stderr)
+        raise TraceproofError("baselines and workloads could not be made", problems=messages)
 
 
 def _write_tests(source: Source, tree: DatasetTree, names: Sequence[str]) -> dict[str, str]:
@@ -302,9 +311,9 @@ def _files(
         # author
         for path in (folder / f"traces/{op_type}/{name}.jsonl", folder / traces_path(tagged)):
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ()
-            own = [line for line in lines if line.strip() and json.loads(line).get("solution") == solution]
-            if own and solution:
-                files[traces_path(tagged)] = "".join(own).encode()
+            of_solution = [line for line in lines if line.strip() and json.loads(line).get("solution") == solution]
+            if of_solution and solution:
+                files[traces_path(tagged)] = "".join(of_solution).encode()
     return files
 
 

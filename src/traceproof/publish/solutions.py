@@ -70,13 +70,13 @@ def _baseline(definition: Definition, versions: Mapping[str, str | None], folder
     problems = []
     for truth, version in versions.items():
         try:
-            made = solution(definition, truth, version)
+            baseline = solution(definition, truth, version)
         except Unemittable as reason:
             problems.append(f"{truth}: {reason}")
             continue
-        path = f"solutions/baseline/{definition.op_type}/{definition.name}/{made.name}.json"
-        write_text(folder / path, json_text(made.as_json()))
-        return {"solution": made.name, "no_baseline": problems}
+        path = f"solutions/baseline/{definition.op_type}/{definition.name}/{baseline.name}.json"
+        write_text(folder / path, json_text(baseline.as_json()))
+        return {"solution": baseline.name, "no_baseline": problems}
     return {"solution": None, "no_baseline": problems}
 
 

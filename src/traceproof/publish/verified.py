@@ -148,8 +148,8 @@ def verification(definition: Definition, verdicts: Verdicts) -> Verification:
         shared = [one for one in agreeing if not set(one.cases).isdisjoint(reference.cases)]
         truths = tuple(one.implementation for one in shared)
         if not truths:
-            told = (f"{one.implementation}: {one.reason or 'other cases, or another state'}" for one in ran)
-            reason = f"no ground truth was compared ({'; '.join(told) or 'none ran'})"
+            reasons = (f"{one.implementation}: {one.reason or 'other cases, or another state'}" for one in ran)
+            reason = f"no ground truth was compared ({'; '.join(reasons) or 'none ran'})"
         elif reference.against == SHADOW and len(truths) < NEEDED:
             reason = f"no oracle, and {len(truths)} of the {NEEDED} ground truths needed then"
     return Verification(() if reason else truths, reason)

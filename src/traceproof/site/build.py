@@ -164,20 +164,20 @@ class Overview:
     def add(self, view: View) -> None:
         """Add a definition, with the worst verdict, margin and reason of each implementation that applies."""
         results: dict[str, list[list[Any]]] = {}
-        for ran, tally in view.places.items():
+        for place, tally in view.places.items():
             if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
                 continue
             margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
             reason = "" if tally.verdict == Verdict.PASS else tally.reason
-            results.setdefault(ran.implementation, []).append([tally.verdict, reason, margin])
+            results.setdefault(place.implementation, []).append([tally.verdict, reason, margin])
         link = [view.name, f"definitions/{path_part(view.name)}.html"]
         self.rows.append(([link, view.op_type, view.outcome], results))
 
     @property
     def data(self) -> dict[str, Any]:
         """The table, with a column per implementation that has results; `results` is the first one's index."""
-        met = dict.fromkeys(name for _, results in self.rows for name in results)
-        used = [name for name in dict.fromkeys([*IMPLEMENTATIONS, *met]) if name in met]
+        with_results = dict.fromkeys(name for _, results in self.rows for name in results)
+        used = [name for name in dict.fromkeys([*IMPLEMENTATIONS, *with_results]) if name in with_results]
         rows = [
             [*head, *({"results": results[name]} if name in results else "" for name in used)]
             for head, results in self.rows
@@ -239,8 +239,8 @@ def build(finished: Finished, folder: Path) -> Built:
                     models.setdefault(one.model, []).append(one)
             for kind, row in view.findings:
                 place = [[view.name, f"definitions/{path_part(view.name)}.html"], kind, row.implementation]
-                said = [str(row.verdict), str(row.reason), row.message[:300]]
-                findings.append([*place, str(row.case or row.path), row.output, *said])
+                verdict = [str(row.verdict), str(row.reason), row.message[:300]]
+                findings.append([*place, str(row.case or row.path), row.output, *verdict])
             shown = {key: highlighted(getattr(view.definition, key, None) or "") for key in ("reference", "init")}
             pages.write(f"definitions/{path_part(view.name)}.html", "definition", view=view, **shown)
         op_types.append(op)
@@ -248,9 +248,9 @@ def build(finished: Finished, folder: Path) -> Built:
     _index(finished, pages, op_types, overview)
     columns = ["definition", "kind", "implementation", "case", "output", "verdict", "reason", "message"]
     pages.write("findings.html", "findings", data={"columns": columns, "facets": [1, 2, 5, 6], "rows": findings})
-    told = [(name, own, sum(not row.reason for row in own)) for name, own in sorted(models.items())]
-    pages.write("models.html", "models", models=told)
-    for name, own, verified in told:
+    counted = [(name, own, sum(not row.reason for row in own)) for name, own in sorted(models.items())]
+    pages.write("models.html", "models", models=counted)
+    for name, own, verified in counted:
         own.sort(key=lambda row: (row.op_type, row.definition))
         pages.write(f"models/{path_part(name)}.html", "model", name=name, rows=own, verified=verified)
     return pages.built

@@ -119,9 +119,9 @@ class Call:
 
     def function(self, name: str) -> str:
         """A function that imports the package and returns its call; the module around it must import torch."""
-        own = [*(line for line in self.head if line != "import torch"), *self.settings, *self.apis]
+        lines = [*(line for line in self.head if line != "import torch"), *self.settings, *self.apis]
         last = f"return lambda **inputs: {self.adapter.call.__name__}(API, inputs)"
-        body = "\n\n".join(["\n".join(own), *self.parts, last])
+        body = "\n\n".join(["\n".join(lines), *self.parts, last])
         text = f'def {name}():\n    """{self.title}."""\n{textwrap.indent(body, "    ")}\n'
         ast.parse(text)
         return text
@@ -219,8 +219,8 @@ class _Filled(ast.NodeTransformer):
 
     def decided(self, node: ast.expr) -> bool:
         """Whether an expression depends on the definition alone."""
-        own = set(_bound(node))
-        read = {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and item.id not in own}
+        bound_inside = set(_bound(node))
+        read = {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and item.id not in bound_inside}
         known = self.known.keys() | ((self.scope.keys() | vars(builtins).keys()) - set(self.bound))
         return bool(read & self.known.keys()) and read <= known
 
@@ -338,11 +338,12 @@ def _folded(line: str, width: int) -> Iterator[str]:
             opened[-1][2].append(sign)
             if sign == ",":
                 opened[-1][1].append(place)
-    size, start, end, commas, own = max(closed, default=(0, 0, 0, [], ""))
+    size, start, end, commas, inside = max(closed, default=(0, 0, 0, [], ""))
     if len(line) <= width or size < width // 4 or '"""' in line:
         yield line
         return
-    listed = bool(commas) and " for " not in own and "lambda" not in own  # else its commas may separate targets
+    # its commas separate items, not the targets of a comprehension or the parameters of a lambda
+    listed = bool(commas) and " for " not in inside and "lambda" not in inside
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     yield line[: start + 1]
     for one, other in pairwise([start, *(commas if listed else ()), end]):

@@ -61,13 +61,13 @@ class TestFlow:
     def run_options(self) -> list[str]:
         """Options of the job `run_tests`; its `--options` are pytest's."""
         config = self.flow.config
-        given = {
+        for_pytest = {
             "seed": config.seed,
             "workloads": "auto" if config.workloads == "auto" else "yes" if config.workloads else "no",
             "device": "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto",
             "memory-gb": config.limits.memory_gb,
         }
-        options = json.dumps([f"--{name}={value}" for name, value in given.items()])
+        options = json.dumps([f"--{name}={value}" for name, value in for_pytest.items()])
         limits = self.flow.limits(cases=CASES)
-        own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}"]
-        return [*own, f"--limits={limits}", f"--options={options}"]
+        for_job = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}"]
+        return [*for_job, f"--limits={limits}", f"--options={options}"]

@@ -118,8 +118,8 @@ class Generated:
             for name, n in sorted(self.total.items())
         }
         flagged = {name: list(lines) for name, lines in self.flagged.items()}
-        told = {"status": self.status, "problems": self.problems, "flagged": flagged}
-        return told | {"files": self.files, "op_types": rows}
+        value = {"status": self.status, "problems": self.problems, "flagged": flagged}
+        return value | {"files": self.files, "op_types": rows}
 
 
 def generate(order: GenerateOptions, divergences: Divergences, *, planned: bool = False) -> Generated:

@@ -56,10 +56,10 @@ def setup(payload: dict[str, Any]) -> Callable[[str], tuple[list[TestRow], str]]
         folder = Path(payload["folder"])  # the sandbox may hide the folders above it
         options = [f"--config-file={settings}", f"--rootdir={folder}", f"--confcutdir={folder}"]
         options += ["-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}", *payload["options"]]
-        said = io.StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
+        output = io.StringIO()
+        with redirect_stdout(output), redirect_stderr(output):
             code = pytest.main([str(folder / f"test_{name}.py"), *options], plugins=[plugin])
-        rows, problem = list(plugin.rows.values()), said.getvalue()[-OUTPUT_CHARACTERS:] if code >= USAGE else ""
+        rows, problem = list(plugin.rows.values()), output.getvalue()[-OUTPUT_CHARACTERS:] if code >= USAGE else ""
         return rows, problem or ("" if rows else "no test was collected")
 
     return run
@@ -80,8 +80,8 @@ class _Collector:
         if report.outcome != "passed" or (report.when == "call" and row["outcome"] == "passed"):
             broken = report.outcome == "failed" and report.when != "call"
             row["outcome"] = "error" if broken else report.outcome
-            said = report.longrepr
-            text = said[2].removeprefix("Skipped: ") if isinstance(said, tuple) else str(said or "")
+            longrepr = report.longrepr
+            text = longrepr[2].removeprefix("Skipped: ") if isinstance(longrepr, tuple) else str(longrepr or "")
             half = MESSAGE_CHARACTERS // 2  # a report starts with the failure, a traceback ends with it
             row["message"] = text if len(text) <= 2 * half else f"{text[:half]}\n...\n{text[-half:]}"
 
@@ -134,13 +134,13 @@ def run_tests(
     options = [*order.options, f"--dataset={order.dataset.absolute()}"]
     if order.stack != MAIN:  # elsewhere than in torch's environment, only what needs the stack's package
         options += ["-k", f"vs_{order.stack} or ground_truths_match"]
-    asked = {"folder": str(order.folder.absolute()), "options": options, "variables": dict(order.variables)}
+    shared = {"folder": str(order.folder.absolute()), "options": options, "variables": dict(order.variables)}
     with own_folder() as scratch, ThreadPoolExecutor(parallel) as threads:
 
         def share(number: int) -> dict[str, list[TestRow]]:
             folder = scratch / str(number)
             folder.mkdir()
-            payload = {"scratch": str(folder), **asked}
+            payload = {"scratch": str(folder), **shared}
             with Worker(environment, SETUP, payload, order.limits, caches=caches) as worker:
                 return {name: _test_rows(worker.ask(name)) for name in names[number::parallel]}
 
@@ -162,9 +162,9 @@ def _test_rows(reply: Reply) -> list[TestRow]:
 def failure_line(row: DefinitionTestRow) -> str:
     """A failed test, its case and stack, and the line of the message with the cause."""
     where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
-    said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
-    told = said[-1 if row["outcome"] == "error" else 0]  # a traceback ends with the cause, a report starts with it
-    return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
+    lines = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
+    cause = lines[-1 if row["outcome"] == "error" else 0]  # a traceback ends with it, a report starts with it
+    return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {cause}"
 
 
 def write_rows(rows: Iterable[DefinitionTestRow], path: Path) -> None:

@@ -143,10 +143,10 @@ class Suite:
         self.memory: float | None = config.getoption("memory_gb")
         tree = read_tree(self.dataset, naming=[module.DEFINITION])
         self.definition = find(tree, module.DEFINITION).definition
-        asked = config.getoption("workloads")
-        wanted = asked == "yes" or (asked == "auto" and self.device.type == "cuda")
+        choice = config.getoption("workloads")
+        with_workloads = choice == "yes" or (choice == "auto" and self.device.type == "cuda")
         # `traceproof lint` reports those that do not fit
-        lines = fitting_lines(tree, self.definition, []) if wanted else []
+        lines = fitting_lines(tree, self.definition, []) if with_workloads else []
         chosen = PlanSelection(sizes=sizes, seed=config.getoption("seed"), memory_limit=sys.maxsize)
         self.entry = planned_alone(self.definition, chosen, lines)
         self.cases = [SuiteCase(self, planned) for planned in self.entry.cases if not planned.hidden]
@@ -198,12 +198,12 @@ class SuiteCase:
         free, device = HEADROOM * available_memory(), self.file.device
         if device.type == "cuda":
             # unused memory that torch keeps
-            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free = HEADROOM * (torch.cuda.mem_get_info(device)[0] + kept)
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            free = HEADROOM * (torch.cuda.mem_get_info(device)[0] + unused)
         free = free if self.file.memory is None else min(free, self.file.memory * 2**30)
         need = self.planned.memory
-        told = f"needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
-        return f"{Skip.DOES_NOT_FIT}: {told}" if need > free else ""
+        room = f"needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
+        return f"{Skip.DOES_NOT_FIT}: {room}" if need > free else ""
 
     def rows(self, source: str) -> list[VerdictRow]:
         """The judge's rows for the reference or a ground truth; skips the test if the latter can not run."""
@@ -303,12 +303,12 @@ class SuiteCase:
         seed = self.planned.case.seed
         lines = [f"{self.definition.name}, case {self.id} ({axes}; seed {seed}) on {self.file.device}:"]
         for row in bad or rows:
-            told = row.message if row in bad else f"by {row.against}"
-            lines.append(f"  {row.implementation}, {row.output}: {row.verdict} {row.reason or ''}: {told}")
+            why = row.message if row in bad else f"by {row.against}"
+            lines.append(f"  {row.implementation}, {row.output}: {row.verdict} {row.reason or ''}: {why}")
             lines += [f"    {shown}"] if (shown := figures(row.metrics)) else []
             if row.specification:
-                wanted = ", ".join(f"{name} {value:g}" for name, value in row.specification.items())
-                lines.append(f"    specification: {wanted}")
+                tolerance = ", ".join(f"{name} {value:g}" for name, value in row.specification.items())
+                lines.append(f"    specification: {tolerance}")
             lines += [f"    {place(worst, row.against, row.implementation)}" for worst in row.worst if row in bad]
         if bad:
             pytest.fail("\n".join(lines), pytrace=False)

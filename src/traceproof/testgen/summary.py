@@ -83,8 +83,8 @@ def described(rows: Sequence[Judged], digests: Mapping[str, str], names: Collect
     """Outcomes of tests, a line per definition and stack; only rows with the definition's digest count."""
     lines = []
     for name in sorted(names):
-        own = [row for row in rows if row["definition"] == name and row["digest"] == digests.get(name)]
-        for (_, stack), counts in counted(own).items():
-            told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-            lines.append(f"{name} in {stack}: {told}")
+        rows_of_it = [row for row in rows if row["definition"] == name and row["digest"] == digests.get(name)]
+        for (_, stack), counts in counted(rows_of_it).items():
+            listed = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+            lines.append(f"{name} in {stack}: {listed}")
     return "\n".join(lines)

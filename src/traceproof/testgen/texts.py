@@ -338,16 +338,16 @@ def _floats(drawn: torch.Tensor, shape: str, dtype: str) -> str:
     wide = drawn.to(torch.float64)
     low, high = (float(wide.min()), float(wide.max())) if wide.numel() else (-1.0, 1.0)
     plain = drawn.dtype in NORMAL
-    made = f"dtype={dtype}, device=device" if plain else "device=device"
+    options = f"dtype={dtype}, device=device" if plain else "device=device"
     ending = "" if plain else f".to({dtype})"
     if wide.ndim > 1 and low >= 0 and torch.allclose(wide.sum(-1), torch.ones((), dtype=torch.float64), atol=1e-2):
         return f"torch.softmax(torch.randn({shape}, device=device), -1).to({dtype})"
     if low >= 0 and wide.numel() > 1:
-        return f"torch.empty({shape}, {made}).uniform_({low:.3g}, {max(high, low):.3g}){ending}"
+        return f"torch.empty({shape}, {options}).uniform_({low:.3g}, {max(high, low):.3g}){ending}"
     # For a normal sample, even with outliers: half of it is within 0.6745 standard deviations.
     spread = float(wide.abs().median()) / 0.6745 if wide.numel() >= FEW else 1.0
     scale = f" * {spread:.2g}" if 0 < spread < 0.9 and not is_random(drawn) else ""
-    text = f"torch.randn({shape}, {made})"
+    text = f"torch.randn({shape}, {options})"
     return f"({text}{scale}){ending}" if scale and ending else f"{text}{scale}{ending}"
 
 

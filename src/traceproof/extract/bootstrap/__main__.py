@@ -119,11 +119,11 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
             module["facts"]["scheme"] = packed.partition(":")[0]
     torch.set_default_dtype(torch.float32)  # SGLang changed it
     try:
-        theirs = transformers_model.read(config)
+        second = transformers_model.read(config)
     except transformers_model.Absent as absent:
-        theirs = {"absent": str(absent)}
+        second = {"absent": str(absent)}
     except Exception as error:  # noqa: BLE001 - without a second reading nothing is written, and this is told
-        theirs = {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
+        second = {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     return {
         "sglang": version,
@@ -134,7 +134,7 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
         "loads": loads,
         "unpacked": packed,
         "modules": modules,
-        "second": theirs,
+        "second": second,
         "seconds": round(time.monotonic() - started, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }

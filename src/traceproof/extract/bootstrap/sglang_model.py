@@ -152,7 +152,7 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
     embeddings) count at each place that holds them.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for path, module in modules.items():
         if ".quant_method" in path:
             continue  # computes a layer's product, is no layer
@@ -172,8 +172,8 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
             "uses": called,
         }
         key = repr(entry)
-        found.setdefault(key, entry | {"count": 0, "source": source(holder, path)})["count"] += 1
-    return list(found.values())
+        entries.setdefault(key, entry | {"count": 0, "source": source(holder, path)})["count"] += 1
+    return list(entries.values())
 
 
 def source(holder: nn.Module | None, path: str) -> str:
@@ -204,11 +204,11 @@ def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
         if ancestor.__name__ in readers():
             kind, reader = readers()[ancestor.__name__]
             return kind, reader(module, parent)
-    own = {name: list(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
-    if list(own) == ["weight"] and len(own["weight"]) == 2 and not list(module.children()):
+    shapes = {name: list(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
+    if list(shapes) == ["weight"] and len(shapes["weight"]) == 2 and not list(module.children()):
         kind, reader = readers()["LinearBase"]  # such as a router that is none of SGLang's layers
         return kind, reader(module, parent)
-    return ("weights", own) if own else ("block", {})
+    return ("weights", shapes) if shapes else ("block", {})
 
 
 @cache
@@ -326,7 +326,8 @@ def _is(node: ast.AST, place: Sequence[str]) -> bool:
 
 def _call(node: ast.Call, place: Sequence[str]) -> Iterator[str]:
     if _is(node.func, place):
-        given = [*node.args, *(one.value for one in node.keywords)][1:]
-        yield ADDING if any(not (isinstance(one, ast.Constant) and one.value is None) for one in given) else ALONE
+        others = [*node.args, *(one.value for one in node.keywords)][1:]  # arguments beside the norm's input
+        adds = any(not (isinstance(one, ast.Constant) and one.value is None) for one in others)
+        yield ADDING if adds else ALONE
     elif getattr(node.func, "attr", getattr(node.func, "id", None)) == FINAL:
         yield from [FINAL] * any(_is(one, place) for one in node.args)

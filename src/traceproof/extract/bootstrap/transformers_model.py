@@ -85,13 +85,13 @@ class ReplacedFunctions:
         notes.rotary[id(module)], notes.pending = notes.pending, []
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
-    def _rotary(self, original: Callable[..., Theirs], *given: Theirs, **options: Theirs) -> Theirs:
-        key = (original, *(getattr(one, "shape", None) for one in given))
+    def _rotary(self, original: Callable[..., Theirs], *arguments: Theirs, **options: Theirs) -> Theirs:
+        key = (original, *(getattr(one, "shape", None) for one in arguments))
         if key not in self._tried:
-            self._tried[key] = rotary_facts(original, given, options)
-        seen = self._tried[key]
-        self._notes.pending += [seen] if seen else []
-        return original(*given, **options)
+            self._tried[key] = rotary_facts(original, arguments, options)
+        facts = self._tried[key]
+        self._notes.pending += [facts] if facts else []
+        return original(*arguments, **options)
 
 
 class Functions(TorchFunctionMode):
@@ -132,13 +132,13 @@ class Functions(TorchFunctionMode):
             self._product(*args[:2])
         return func(*args, **options)
 
-    def _activation(self, name: str, given: torch.Tensor, options: Any) -> None:  # noqa: ANN401
+    def _activation(self, name: str, tensor: torch.Tensor, options: Any) -> None:  # noqa: ANN401
         module = self._running[-1]
         if list(module.children()):  # leaf modules are activations themselves
             kind = "gelu_tanh" if options.get("approximate") == "tanh" else name
-            seen = self._notes.pointwise.setdefault(id(module), [])
-            facts = {"function": kind, "width": given.shape[-1]}
-            seen += [facts] * (facts not in seen)
+            noted = self._notes.pointwise.setdefault(id(module), [])
+            facts = {"function": kind, "width": tensor.shape[-1]}
+            noted += [facts] * (facts not in noted)
 
     def _product(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """Record a product of attention: queries and keys give scores, scores and values complete the facts."""
@@ -153,12 +153,12 @@ class Functions(TorchFunctionMode):
             notes.rotary[id(module)], notes.pending = notes.pending, []
 
 
-def _forward(original: Callable[..., Theirs], *given: Theirs, **options: Theirs) -> Theirs:
+def _forward(original: Callable[..., Theirs], *arguments: Theirs, **options: Theirs) -> Theirs:
     """A module's forward; it returns its input where it needs values."""
     try:
-        return original(*given, **options)
+        return original(*arguments, **options)
     except NotImplementedError:
-        first = next((one for one in given if isinstance(one, torch.Tensor)), None)
+        first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
         if first is None:
             raise
         return first
@@ -167,9 +167,9 @@ def _forward(original: Callable[..., Theirs], *given: Theirs, **options: Theirs)
 def run(model: nn.Module, notes: Notes) -> None:
     """Run the model once on tokens without values, and note what its modules and functions get."""
 
-    def width(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if given and isinstance(given[0], torch.Tensor) and given[0].dim():
-            notes.widths[id(module)] = given[0].shape[-1]
+    def width(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if arguments and isinstance(arguments[0], torch.Tensor) and arguments[0].dim():
+            notes.widths[id(module)] = arguments[0].shape[-1]
 
     for module in model.modules():
         if not list(module.children()):
@@ -186,8 +186,8 @@ def run(model: nn.Module, notes: Notes) -> None:
 
 def is_experts(module: nn.Module) -> bool:
     """Whether a module holds all experts' weights: 3-D parameters with equal first axes; no convolution."""
-    own = [one for one in module.parameters(recurse=False) if one.dim() == 3]
-    return bool(own) and not isinstance(module, CONVOLUTIONS) and len({one.shape[0] for one in own}) == 1
+    weights = [one for one in module.parameters(recurse=False) if one.dim() == 3]
+    return bool(weights) and not isinstance(module, CONVOLUTIONS) and len({one.shape[0] for one in weights}) == 1
 
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -217,13 +217,13 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
         run(model, notes)
     except Exception as error:  # noqa: BLE001 - what ran until then is kept; the rest is unknown, and reported
         problem = f"{type(error).__name__}: {error}"[:300]
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     modules = model.named_modules(remove_duplicate=False)
-    seen = [(path, *one) for path, module in modules for one in _facts(module, notes, hidden)]
-    for path, kind, facts in [*seen, *_projections(model)]:
+    facts_by_path = [(path, *one) for path, module in modules for one in _facts(module, notes, hidden)]
+    for path, kind, facts in [*facts_by_path, *_projections(model)]:
         entry = {"path": NUMBER.sub("*", path), "kind": kind, "facts": facts}
-        found.setdefault(repr(entry), entry | {"count": 0})["count"] += 1
-    return {"architecture": type(model).__name__, "modules": list(found.values()), "problem": problem}
+        entries.setdefault(repr(entry), entry | {"count": 0})["count"] += 1
+    return {"architecture": type(model).__name__, "modules": list(entries.values()), "problem": problem}
 
 
 def defaults() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -297,10 +297,10 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
     if id(module) in notes.attention:
         extra = {name: getattr(module, name) for name in STATES if isinstance(getattr(module, name, None), int)}
         yield "attention", notes.attention[id(module)] | extra
-    for turned in notes.rotary.get(id(module), ()):
-        yield "rotary", turned
-    for written in notes.pointwise.get(id(module), ()):
-        yield "pointwise", written
+    for rotation in notes.rotary.get(id(module), ()):
+        yield "rotary", rotation
+    for activation in notes.pointwise.get(id(module), ()):
+        yield "pointwise", activation
     if isinstance(getattr(module, "index_topk", None), int) and hasattr(module, "n_heads"):
         yield "indexer", {"heads": module.n_heads, "dim": module.head_dim, "topk": module.index_topk}
     if isinstance(module, nn.Embedding):
@@ -309,8 +309,8 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
         yield "experts", _experts(module, hidden) | notes.routing.get(id(module), {})
     elif hasattr(module, "A_log"):
         names = {name: name for name in STATES} | MAMBA
-        own = {name: getattr(module, at, None) for name, at in names.items()}
-        yield "state", {name: value for name, value in own.items() if isinstance(value, int)}
+        sizes = {name: getattr(module, at, None) for name, at in names.items()}
+        yield "state", {name: value for name, value in sizes.items() if isinstance(value, int)}
     elif isinstance(module, CONVOLUTIONS):
         yield "conv", {"channels": shape[0], "width": shape[-1]}
     elif not list(module.children()):
@@ -402,11 +402,11 @@ def attention_facts(module: Any, query: Any, key: Any, value: Any, options: Mapp
     }
 
 
-def rotary_facts(function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Facts | None:
+def rotary_facts(function: Callable[..., Any], example: Sequence[Any], options: Mapping[str, Any]) -> Facts | None:
     """Facts of a rotary function: head width, number of rotated channels, how they pair; None: it does not run."""
     generator = torch.Generator().manual_seed(0)
     try:
-        arguments = [_real(one, generator) for one in given]
+        arguments = [_real(one, generator) for one in example]
         named = {name: _real(one, generator) for name, one in options.items()}
         place, first = next((at, one) for at, one in enumerate(arguments) if isinstance(one, torch.Tensor))
         width = first.shape[-1]
@@ -451,8 +451,8 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
     watched = _watched(block, experts, hidden)
     if watched is None:
         return None
-    trial, tokens, given = watched
-    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    trial, tokens, arguments = watched
+    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
     chosen = next((one for one in tensors if one.dtype == torch.long), None)
     weights = next((one for one in tensors if one.is_floating_point()), None)
     if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
@@ -462,8 +462,8 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
     for module in trial.modules():  # one of them is the router
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor) and weight.shape == (count, hidden):
-            seen = _scoring(tokens[0] @ weight.float().T, chosen, weights.float())
-            scoring = seen if seen["scoring"] else scoring
+            tried = _scoring(tokens[0] @ weight.float().T, chosen, weights.float())
+            scoring = tried if tried["scoring"] else scoring
     # groups from which experts are chosen, by the router's attributes
     groups: Facts = {"groups": 1, "kept_groups": 1}
     for module in trial.modules():
@@ -480,18 +480,19 @@ def _watched(
 
     None: its experts are not its child, or got nothing.
     """
-    given: list[Any] = []
+    arguments: list[Any] = []
     try:
         trial = copy.deepcopy(block)
-        target = next(two for one, two in zip(block.children(), trial.children(), strict=True) if one is experts)
-        own = {id(one) for one in target.modules()}
+        pairs = zip(block.children(), trial.children(), strict=True)
+        target = next(copied for child, copied in pairs if child is experts)
+        of_experts = {id(one) for one in target.modules()}
         generator = torch.Generator().manual_seed(0)
         for child in trial.modules():
-            if id(child) not in own:
+            if id(child) not in of_experts:
                 _filled(child, generator)
 
         def record(tokens: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401
-            given.extend((*rest, *named.values()))
+            arguments.extend((*rest, *named.values()))
             return torch.zeros_like(tokens)
 
         target.forward = record
@@ -499,11 +500,11 @@ def _watched(
         with torch.no_grad():
             trial.eval()(tokens)
     except Tried:
-        if not given:  # it is enough that its experts were called
+        if not arguments:  # it is enough that its experts were called
             return None
     except StopIteration:
         return None
-    return trial, tokens, given
+    return trial, tokens, arguments
 
 
 def _filled(module: nn.Module, generator: torch.Generator) -> None:
@@ -531,16 +532,16 @@ def _scoring(logits: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) 
 
 def leaf(module: nn.Module, width: int | None) -> Iterator[tuple[str, Facts]]:
     """Kind and facts of a module without children, if it is a norm or an activation."""
-    own = list(module.parameters(recurse=False))
-    if any(one.dim() > 1 for one in own) or width is None:
+    parameters = list(module.parameters(recurse=False))
+    if any(one.dim() > 1 for one in parameters) or width is None:
         return
-    if not own:
+    if not parameters:
         numbers = torch.linspace(-6.0, 6.0, 3 * width).reshape(3, width)
         for name, function in PROBED_ACTIVATIONS.items():
             if _alike(module, numbers, function(numbers), within=STRICT):
                 yield "pointwise", {"function": name, "width": width}
                 return
-    yield from _norm(module, width, weighted=bool(own))
+    yield from _norm(module, width, weighted=bool(parameters))
 
 
 def _norm(module: nn.Module, width: int, *, weighted: bool) -> Iterator[tuple[str, Facts]]:
