@@ -21,7 +21,7 @@ from traceproof.ops.base import Tensors, dtype_of
 from traceproof.ops.families.expert import Scaling, mixture_of, stored
 from traceproof.ops.families.gdn import CHUNK
 from traceproof.ops.families.layout import States
-from traceproof.ops.families.norm import by_reciprocal_root, mean_square
+from traceproof.ops.families.norm import rms_norm
 from traceproof.ops.families.product import in_blocks
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
 from traceproof.ops.families.sparse import best
@@ -30,6 +30,7 @@ from traceproof.ops.formula import Variant, Wide, has, same
 from traceproof.ops.gates import sigmoid, softplus
 
 PLAIN = Variant("float32, rounded once")
+NORM_BY_PYTORCH = Variant("by PyTorch", norm=lambda x, eps: torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps))
 FLOAT64 = Variant("float64, rounded once", precision="float64")
 BLOCK = 16  # keys
 FP4_MAX = 6.0
@@ -72,17 +73,21 @@ def requantise_fp4(values: torch.Tensor) -> torch.Tensor:
     return (E2M1.round(blocks / scale) * scale).reshape(values.shape)
 
 
-def in_chunks(x: torch.Tensor) -> torch.Tensor:
-    """The mean square by parts of 48, in the opposite order."""
+def in_chunks(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The root mean square norm with its sum by parts of 48, in the opposite order."""
     parts = [(part * part).sum(-1, keepdim=True) for part in torch.split(x.flip(-1), 48, dim=-1)]
-    return torch.stack(parts).cumsum(0)[-1] / x.shape[-1]
+    return x / torch.sqrt(torch.stack(parts).cumsum(0)[-1] / x.shape[-1] + eps)
+
+
+def by_reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The root mean square norm by a reciprocal root."""
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
 
 
 def rounded_before_the_weight(wide: Wide) -> Tensors:
     """RMSNorm as models in plain PyTorch do it."""
     x = wide["hidden_states"] + wide["residual"] if "residual" in wide else wide["hidden_states"]
-    y = x / torch.sqrt(mean_square(x) + wide.number("eps"))
-    y = y.to(dtype_of(wide.definition.inputs["hidden_states"])).to(wide.dtype)
+    y = rms_norm(x, wide.number("eps")).to(dtype_of(wide.definition.inputs["hidden_states"])).to(wide.dtype)
     return {"output": y * (wide["weight"] + wide.number("weight_offset")), "residual_out": x}
 
 
@@ -99,11 +104,6 @@ def is_drawn(wide: Wide) -> bool:
 def of_codes(wide: Wide) -> bool:
     """Whether rows end as fp4 codes."""
     return "y_fp4" in wide.definition.outputs
-
-
-def by_pytorch(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """The root mean square norm by PyTorch's function."""
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def by_squares(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -358,21 +358,21 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
     **dict.fromkeys(("quantization", "quantize_fp4", "quantize_nvfp4_smooth", "activation_quantize"), CODED),
     "rmsnorm": (
         PLAIN,
-        Variant("chunked, in the opposite order", applies=lambda wide: not of_codes(wide), square=in_chunks),
+        Variant("chunked, in the opposite order", applies=lambda wide: not of_codes(wide), norm=in_chunks),
         Variant("rounded before the weight", applies=is_bare_norm, formula=rounded_before_the_weight),
         Variant("times a reciprocal", applies=of_codes, over=CODED[1].changes["over"]),
     ),
     "layernorm": (PLAIN, FLOAT64, Variant("variance by squares", norm=by_squares)),
     "gated_residual_rmsnorm": (
         PLAIN,
-        Variant("by PyTorch", norm=by_pytorch),
+        NORM_BY_PYTORCH,
         Variant("a reciprocal root", norm=by_reciprocal_root),
     ),
     "gated_residual_next_rmsnorm": (
         PLAIN,
-        Variant("a reciprocal root", post=by_reciprocal_root, after=by_reciprocal_root),
+        Variant("a reciprocal root", norm=by_reciprocal_root, next_norm=by_reciprocal_root),
     ),
-    "rmsnorm_sigmoid_gate": (PLAIN, Variant("by PyTorch", norm=by_pytorch)),
+    "rmsnorm_sigmoid_gate": (PLAIN, NORM_BY_PYTORCH),
     "causal_conv1d": (
         Variant("a grouped convolution", formula=convolved),
         Variant("the newest product first", formula=partial(convolved, backwards=True)),

@@ -28,9 +28,9 @@ from traceproof.ops.families.sampler import (
     PLAIN,
     SAMPLING,
     TRICKY,
+    after_filters,
     multinomial,
     patterns,
-    support,
 )
 from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
@@ -246,7 +246,7 @@ def right_samplers(weights: list[int], k: int | None, p: Fraction | None) -> Ite
 )
 def test_the_support_is_what_right_samplers_agree_on(weights: list[int], k: int | None, p: float | None) -> None:
     row = torch.tensor(weights, dtype=torch.float32) / sum(weights)
-    found = support(row, k, p)
+    found = after_filters(row, k, p)
     supports = list(right_samplers(weights, k, None if p is None else Fraction(p)))
     tokens = found.tokens.tolist()
     certain = {token for token, may in zip(tokens, found.optional.tolist(), strict=True) if not may}
@@ -271,7 +271,7 @@ def test_the_support_is_what_right_samplers_agree_on(weights: list[int], k: int 
     ],
 )
 def test_boundaries(k: int | None, p: float | None, certain: list[int], optional: list[int]) -> None:
-    found = support(torch.tensor([0.5, 0.2, 0.2, 0.1]), k, p)
+    found = after_filters(torch.tensor([0.5, 0.2, 0.2, 0.1]), k, p)
     tokens = found.tokens.tolist()
     assert [token for token, may in zip(tokens, found.optional.tolist(), strict=True) if not may] == certain
     assert sorted(token for token, may in zip(tokens, found.optional.tolist(), strict=True) if may) == optional

@@ -82,7 +82,8 @@ class Op:
         rules: Sequence[Rule] = (),  # where each constant that is no input is stated
         synonyms: Mapping[str, str] = NOTHING,  # by declared name: other names, in one text, that definitions have
         # Inputs and cases.
-        scalars: Mapping[str, float | str | None] = NOTHING,  # values of scalar inputs
+        # values of scalar inputs, or functions of the sizes of axes by letter
+        scalars: Mapping[str, float | str | Size | None] = NOTHING,
         sizes_in_numbers: Collection[str] = (),  # see the class attribute
         # sizes of var axes other than the rows', by letter: a list that cases cycle through, or a function of the
         # sizes of other letters and of const axes by name
@@ -136,7 +137,8 @@ class Op:
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
         self.inputs_unread, self.positive, self.writes = unread, positive, writes
         self.mutants, self.other_forms, self.uneven, self.synonyms = mutants, other_forms, uneven, synonyms
-        self.sizes_in_numbers = sizes_in_numbers or self.sizes_in_numbers
+        of_axes = (name for name, value in scalars.items() if callable(value))
+        self.sizes_in_numbers = {*(sizes_in_numbers or self.sizes_in_numbers), *of_axes}
         self.truths: dict[str, list[Adapter]] = {}  # by ground truth: its calls, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
         self.matched: tuple[Definition, Form] | None = None  # the definition that `form` matched last, its form
@@ -513,10 +515,13 @@ class Op:
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
             sizes = {**definition.const_axes, **case.axes}  # a scalar of an axis' name is its size
-            scalars: Mapping[str, Any] = self.scalars  # a text is a mode of the call, passed unchanged
+            # a text is a mode of the call, passed unchanged
             stated: Any = text_of(definition, name) if spec.dtype == "string" else 1.0
-            number: Value = scalars.get(name, stated)
-            return sizes.get(name, number)
+            stated = self.scalars.get(name, stated)
+            if callable(stated):
+                stated = stated({letter: sizes[axis] for letter, axis in self.letters(definition).items()})
+            number: Value = sizes.get(name, stated)
+            return number
         dtype = dtype_of(spec)
         if name in self.draws:
             drawn = self.draws[name](draw, Wanted(definition, case, name, shape, dtype, self.names))

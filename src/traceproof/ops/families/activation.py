@@ -14,7 +14,7 @@ from traceproof.models.reading import KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, has, same
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import SURE, full
 from traceproof.ops.op import Op
@@ -26,8 +26,8 @@ SILU, GELU, TANH = "silu", "gelu", "gelu_tanh"
 
 def activation_of(definition: Definition) -> str | None:
     """`silu`, `gelu` (by the error function) or `gelu_tanh`; None if nothing states it."""
-    found = definition.constants.get("activation")
-    return found if isinstance(found, str) else None
+    name = definition.constants.get("activation")
+    return name if isinstance(name, str) else None
 
 
 def silu(gate: torch.Tensor) -> torch.Tensor:
@@ -55,10 +55,10 @@ def gated(gate: torch.Tensor, up: torch.Tensor, act: Part) -> torch.Tensor:
     return act(gate) * up
 
 
-def activation(wide: Wide, *, mix: Mix = gated, kind: str = "", pairs: bool = False) -> Tensors:
+def activation(wide: Wide, *, mix: Mix = gated, kind: str = "", interleaved: bool = False) -> Tensors:
     """`act(x[:, :d]) * x[:, d:]` for x [n, 2 d]; a constant of the definition says which activation."""
     x = wide["input"]
-    gate, up = (x[:, ::2], x[:, 1::2]) if pairs else x.chunk(2, -1)
+    gate, up = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, -1)
     return {"output": mix(gate, up, ACTIVATIONS[kind or str(activation_of(wide.definition))])}
 
 
@@ -130,7 +130,7 @@ ACTIVATION = Op(
     gates={"output": Close()},
     mutants=(
         *map(other_than, ACTIVATIONS),
-        Mutant("halves interleaved", pairs=True),
+        Mutant("halves interleaved", interleaved=True),
         Mutant("the other half activated", mix=lambda gate, up, act: gate * act(up)),
         Mutant("activation dropped", mix=lambda gate, up, _: gate * up),
         Mutant("product dropped", mix=lambda gate, _, act: act(gate)),
@@ -165,11 +165,11 @@ for _source, _places, _packages in (("flashinfer", IN_FLASHINFER, ()), ("sglang"
 @ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, rows=None, accepts=is_kind(GELU, TANH))
 def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Compute in float32, as kernels do."""
-    [act], (gate, up) = api.values(), inputs["input"].float().chunk(2, -1)
-    form = (
-        {} if activation_of(definition) == SILU else {"approximate": FORMS_OF_GELU[str(activation_of(definition))]}
-    )
-    return {"output": (act(gate, **form) * up).to(dtype_of(definition.outputs["output"]))}
+    [act] = api.values()
+    gate, up = inputs["input"].float().chunk(2, -1)
+    kind = activation_of(definition)
+    options = {"approximate": FORMS_OF_GELU[str(kind)]} if kind != SILU else {}
+    return {"output": (act(gate, **options) * up).to(dtype_of(definition.outputs["output"]))}
 
 
 # SGLang's activations without a gate, which have no op_type; models name them by their function.
@@ -183,12 +183,12 @@ TEXTS = {  # activation -> its text in a reference
 
 def read_gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
     """The function and the width of its half, read from the only projection of two equal halves in `parent`."""
-    by_form = {form: kind for kind, form in FORMS_OF_GELU.items()}
-    beside = parent.children() if parent is not None else ()
-    parts: list[list[int]] = [list(getattr(one, "output_partition_sizes", ())) for one in beside]
+    kinds = {form: kind for kind, form in FORMS_OF_GELU.items()}
+    siblings = parent.children() if parent is not None else ()
+    parts: list[list[int]] = [list(getattr(one, "output_partition_sizes", ())) for one in siblings]
     widths = {sizes[0] for sizes in parts if len(sizes) == 2 and sizes[0] == sizes[1]}
     return {
-        "function": by_form.get(getattr(module, "approximate", ""), SILU),
+        "function": kinds.get(getattr(module, "approximate", ""), SILU),
         "width": widths.pop() if len(widths) == 1 else None,
     }
 
@@ -228,42 +228,33 @@ ACTIVATION.extraction = Extraction(
 def conv(
     wide: Wide,
     *,
-    weight: Part = same,  # changes the weights
-    bias: bool = True,  # whether it is added
     act: Part = lambda total: total * sigmoid(total),  # the activation
-    shift: int = 0,  # elements of the future that are seen
-    state: Part = same,  # changes the state that is read
-    moved: bool = True,  # whether the new state has x
+    future: int = 0,  # elements after the current one that are seen
+    updated: bool = True,  # whether the new state has x
 ) -> Tensors:
     """`silu(sum_j weight[j] x[t - width + 1 + j] + bias)` per channel over sequences [b c l].
 
     With `conv_state` [b c w], the latest elements with the oldest first, x is one element [b c] that follows them,
     and `new_state` is returned too. Mutants change the keywords.
     """
-    x, weights, found = wide["x"], weight(wide["weight"]), Tensors()
-    added = wide["bias"] if bias and "bias" in wide else torch.zeros_like(weights[:, 0])
+    x, weights = wide["x"], wide["weight"]
+    added = wide["bias"] if "bias" in wide else torch.zeros_like(weights[:, 0])
     if "conv_state" in wide:
-        held = state(wide["conv_state"])
-        rows = torch.cat([held[..., 1:], x.unsqueeze(-1)], -1)
-        total, found["new_state"] = (rows * weights).sum(-1) + added, rows if moved else held
-    else:
-        width, total = weights.shape[1], torch.zeros_like(x)
-        padded = torch.nn.functional.pad(x, (width - 1 - shift, shift))
-        for place in range(width):
-            total = total + weights[:, place, None] * padded[..., place : place + x.shape[-1]]
-        total = total + added[:, None]
-    return {"output": act(total), **found}
+        state = wide["conv_state"]
+        latest = torch.cat([state[..., 1:], x.unsqueeze(-1)], -1)
+        return {"output": act((latest * weights).sum(-1) + added), "new_state": latest if updated else state}
+    width, total = weights.shape[1], torch.zeros_like(x)
+    padded = torch.nn.functional.pad(x, (width - 1 - future, future))
+    for tap in range(width):
+        total = total + weights[:, tap, None] * padded[..., tap : tap + x.shape[-1]]
+    return {"output": act(total + added[:, None])}
 
 
-def steps(wide: Wide) -> bool:
-    """Whether the input is one element with a state."""
-    return "conv_state" in wide
-
-
-def keep(weight: torch.Tensor, *, oldest: bool) -> torch.Tensor:
-    """Mutants' weights [c w] with one tap set to 0: the newest one if `oldest`, else the oldest one."""
-    places = torch.arange(weight.shape[1])
-    return weight * ((places if not oldest else places.flip(0)) > 0)
+def without_tap(weight: torch.Tensor, tap: int) -> torch.Tensor:
+    """Mutants' weights [c w] with one tap set to 0: 0 is that of the oldest element, -1 of the newest."""
+    weight = weight.clone()
+    weight[:, tap] = 0
+    return weight
 
 
 CAUSAL_CONV1D = Op(
@@ -282,17 +273,17 @@ CAUSAL_CONV1D = Op(
     },
     gates={"new_state": Exact()},
     mutants=(
-        Mutant("weights in the opposite order", weight=lambda weight: weight.flip(1)),
-        Mutant("oldest element dropped", weight=lambda weight: keep(weight, oldest=False)),
-        Mutant("newest element dropped", weight=lambda weight: keep(weight, oldest=True)),
-        Mutant("channels shifted", weight=lambda weight: weight.roll(1, 0)),
-        Mutant("bias dropped", applies=has("bias"), bias=False),
+        altered("weights in the opposite order", "weight", change=lambda weight: weight.flip(1)),
+        altered("oldest element dropped", "weight", change=lambda weight: without_tap(weight, 0)),
+        altered("newest element dropped", "weight", change=lambda weight: without_tap(weight, -1)),
+        altered("channels shifted", "weight", change=lambda weight: weight.roll(1, 0)),
+        altered("bias dropped", "bias", change=lambda bias: bias * 0),
         Mutant("activation dropped", act=same),
         Mutant("sigmoid alone", act=lambda total: torch.sigmoid(total)),
         Mutant("gelu", act=lambda total: torch.nn.functional.gelu(total)),
-        Mutant("one element of the future", applies=lambda wide: not steps(wide), shift=1),
-        Mutant("state not moved on", applies=steps, moved=False),
-        Mutant("state read the other way", applies=steps, state=lambda state: state.flip(-1)),
+        Mutant("one element of the future", applies=has_not("conv_state"), future=1),
+        Mutant("state not moved on", applies=has("conv_state"), updated=False),
+        altered("state read the other way", "conv_state", change=lambda state: state.flip(-1)),
     ),
 )
 CONV_UPDATE = "sgl_kernel:causal_conv1d_update"

@@ -17,61 +17,65 @@ from traceproof.ops.compare import Exact
 from traceproof.ops.families import norm
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, coded
-from traceproof.ops.families.layout import Merge, levels, merged
-from traceproof.ops.families.norm import NEXT, Norm, gated_residual_next, rms_norm
+from traceproof.ops.families.layout import levels, merged
+from traceproof.ops.families.norm import NEXT, gated_residual_next, rms_norm
 from traceproof.ops.formats import FP4_BLOCK, exact, to_bf16
-from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
+from traceproof.ops.formula import Form, Mutant, Part, Wide, altered
 from traceproof.ops.op import FAR, Op
 
 # comm
 
 
-def alone(wide: Wide, *, change: Part = same) -> Tensors:
+def alone(wide: Wide) -> Tensors:
     """Copies of the inputs, which are the result if there is one rank."""
-    given = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
-    return {name: change(wide[source]) for name, source in given.items() if source in wide}
+    sources = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
+    return {name: wide[source] for name, source in sources.items() if source in wide}
 
 
-def gathered(wide: Wide, *, count: int = 0) -> Tensors:
-    """The rows of all ranks, [ranks * n, h]; a mutant with count -1 has 0 for those of the last one."""
+def gathered(wide: Wide, *, lost: int = 0) -> Tensors:
+    """The rows of all ranks, [ranks * n, h]; a mutant has 0 for the `lost` last ranks."""
     ranks = wide.definition.const_axes["world_size"]
     rows = wide["inp"].repeat(ranks, 1)
-    return {"output": rows * (torch.arange(ranks) < ranks + count).repeat_interleave(len(wide["inp"]))[:, None]}
+    rows[len(rows) - lost * len(wide["inp"]) :] = 0
+    return {"output": rows}
 
 
-def scattered(wide: Wide, *, count: int = 0, part: int = 0) -> Tensors:
-    """This rank's part [n / ranks, h] of the sum over ranks; in float32 partial sums are rounded to bfloat16."""
+def scattered(wide: Wide, *, more: int = 0, part: int = 0) -> Tensors:
+    """This rank's part [n / ranks, h] of the sum over ranks; in float32 partial sums are rounded to bfloat16.
+
+    Mutants sum over `more` ranks, or return another `part`.
+    """
     ranks = wide.definition.const_axes["world_size"]
     rounding = exact if wide.dtype is torch.float64 else to_bf16
-    own = wide["inp"].chunk(ranks)[part]
-    total = own
-    for _ in range(ranks - 1 + count):
-        total = rounding(total + own)
+    rows = wide["inp"].chunk(ranks)[part]
+    total = rows
+    for _ in range(ranks - 1 + more):
+        total = rounding(total + rows)
     return {"output": total}
 
 
-def between_ranks(*shape: str) -> Callable[[Definition], str | None]:
+def between_ranks(*rows: str) -> Callable[[Definition], str | None]:
     """Returns a function: why the first axes of inputs and outputs have other names, None if they have these."""
 
-    def lacking(definition: Definition) -> str | None:
+    def problem(definition: Definition) -> str | None:
         specs = (*definition.inputs.values(), *definition.outputs.values())
-        found = tuple((spec.shape or ("",))[0] for spec in specs)
+        first = tuple((spec.shape or ("",))[0] for spec in specs)
         ranks = definition.const_axes.get("world_size")
-        return None if found == shape and ranks else f"rows of other ranks are no input: {found}"
+        return None if first == rows and ranks else f"rows of other ranks are no input: {first}"
 
-    return lacking
+    return problem
 
 
-def fused(wide: Wide, *, normed: Norm = rms_norm) -> Tensors:
+def fused(wide: Wide) -> Tensors:
     """Pattern 1 of a fused all-reduce: `norm(input + residual) * (gamma + bias)`, [n h]."""
     x = wide["input"] + wide["residual_in"]
     gain = wide["rms_gamma"] + wide.number("weight_bias", 0.0)
-    return {"output": normed(x, wide.number("rms_eps", 1e-6)) * gain}
+    return {"output": rms_norm(x, wide.number("rms_eps", 1e-6)) * gain}
 
 
-def reduced(wide: Wide, *, merge: Merge = merged) -> Tensors:
+def reduced(wide: Wide) -> Tensors:
     """Partial attention results [n c d] of c ranks merged to [n d], by base-2 logarithms of their sums [n c]."""
-    values, _ = merge(wide["partial_o"][:, :, None], wide["partial_lse"][..., None])
+    values, _ = merged(wide["partial_o"][:, :, None], wide["partial_lse"][..., None])
     return {"output": values[:, 0]}
 
 
@@ -125,7 +129,7 @@ COMM = Op(
             sizes={"n": (3, 1, 4, 2), "m": lambda at: at["n"] * at["world_size"]},
             independent_rows=False,
             gates={"output": Exact()},
-            mutants=(*OF_COPIES, Mutant("a rank less", count=-1)),
+            mutants=(*OF_COPIES, Mutant("a rank less", lost=1)),
         ),
         Op(
             "comm",
@@ -135,8 +139,8 @@ COMM = Op(
             independent_rows=False,
             mutants=(
                 *OF_COPIES[1:],
-                Mutant("a rank less", count=-1),
-                Mutant("a rank twice", count=1),
+                Mutant("a rank less", more=-1),
+                Mutant("a rank twice", more=1),
                 Mutant("another rank's part", part=1),
             ),
         ),

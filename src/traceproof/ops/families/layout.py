@@ -11,7 +11,7 @@ from typing import Any
 from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dim, dtype_of
-from traceproof.ops.base import Tensors, Values, ordered, specified
+from traceproof.ops.base import Tensors, Values, specified
 from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.families.blockscaled import GATES as CODES
@@ -59,15 +59,19 @@ def exchanged(wide: Wide) -> Places:
     return wide["kv_indices"].long()[(positions % size).clamp_max(most)], (positions // size) % size
 
 
-def append(wide: Wide, *, where: Callable[[Wide], Places] = places, write: bool = True) -> Tensors:
+def put(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
+    """Write tokens to their rows of pages."""
+    cache[pages, rows] = new
+
+
+def append(wide: Wide, *, where: Callable[[Wide], Places] = places, write: Callable[..., None] = put) -> Tensors:
     """Copies of the caches with the new tokens written to their places; nothing is computed or rounded."""
-    found: Tensors = {}
+    outputs: Tensors = {}
     for name, new in CACHES.items():
         if name in wide:
-            found[f"{name}_out"] = wide[name].clone()
-            if write:
-                found[f"{name}_out"][where(wide)] = wide[new]
-    return found
+            outputs[f"{name}_out"] = wide[name].clone()
+            write(outputs[f"{name}_out"], *where(wide), wide[new])
+    return outputs
 
 
 def within(wide: Wide, step: int) -> dict[str, torch.Tensor]:
@@ -92,37 +96,37 @@ def append_coded(
     write: bool = True,  # whether anything is written
     order: Part = same,  # changes the codes
     layout: Part = same,  # changes the codes of block scales
-    wholes: int = -1,  # power of the whole cache's scale by which rows are multiplied
-    other: Part = same,  # changes the rows
+    power: int = -1,  # of the whole cache's scale, by which rows are multiplied
+    change_rows: Part = same,
     **changes: Any,  # noqa: ANN401 - a Coder's fields
 ) -> Tensors:
     """Caches with the tokens as nvfp4 `code * block scale * whole scale`; `kpe_cache` as e4m3 `code * whole`."""
     pages, rows = where(wide)
     kept = pages >= 0
-    at, found = (pages[kept], rows[kept]), Tensors()
+    place, outputs = (pages[kept], rows[kept]), Tensors()
 
-    def put(name: str, new: torch.Tensor, form: Format, bounds: Bounds | None) -> None:
+    def store(name: str, new: torch.Tensor, form: Format, bounds: Bounds | None) -> None:
         """Write codes to a copy of a cache; to `@low` and `@high` the codes that a correct kernel may store."""
         packed, old = wide.given(name).dtype is torch.uint8, wide.given(name).view(torch.uint8)
-        cache = old.index_put(at, pack(new) if packed else new) if write else old
-        found[f"{name}_out"] = cache if packed else form.decode(cache).to(wide.dtype)
-        old = form.order(unpack(old) if packed else old)
+        cache = old.index_put(place, pack(new) if packed else new) if write else old
+        outputs[f"{name}_out"] = cache if packed else form.decode(cache).to(wide.dtype)
+        ranks = form.order(unpack(old) if packed else old)
         for what, ends in zip(("low", "high"), bounds or (), strict=False):
-            found[f"{name}_out@{what}"] = torch.stack([old] * ends.shape[-1], -1).index_put(at, ends)
+            outputs[f"{name}_out@{what}"] = torch.stack([ranks] * ends.shape[-1], -1).index_put(place, ends)
 
     exact = wide.dtype == torch.float64
+    coder = Coder(NVFP4, **changes)
     for new, cache, scales, whole in CODED:
         if cache in wide:
-            x, factor = other(wide[new])[kept], wide.factor(whole)
-            coder = Coder(NVFP4, **changes)
-            codes, of_blocks = coder.encode(x * factor**wholes)
-            own, ends = coder.allowed(x / factor, NEARLY) if exact else (None, None)
-            put(cache, order(codes), E2M1, own)
-            put(scales, layout(of_blocks), E4M3, ends)
+            x, factor = change_rows(wide[new])[kept], wide.factor(whole)
+            codes, of_blocks = coder.encode(x * factor**power)
+            bounds, of_scales = coder.allowed(x / factor, NEARLY) if exact else (None, None)
+            store(cache, order(codes), E2M1, bounds)
+            store(scales, layout(of_blocks), E4M3, of_scales)
     if "kpe_cache" in wide:
-        x = wide["append_kpe"][kept] * wide.factor("kpe_scale") ** wholes
-        put("kpe_cache", E4M3.encode(x), E4M3, around(x, NEARLY * x.abs()) if exact else None)
-    return found
+        x = wide["append_kpe"][kept] * wide.factor("kpe_scale") ** power
+        store("kpe_cache", E4M3.encode(x), E4M3, around(x, NEARLY * x.abs()) if exact else None)
+    return outputs
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
@@ -140,12 +144,12 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
     return made
 
 
-def some_slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def slots_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """A distinct slot per token, in no order; every fifth token has none (-1)."""
     pages, size = wanted.shape_of("paged_k_cache")[:2]
-    found = draw.uniform(wanted.name, (pages * size,)).argsort()[: wanted.shape[0]]
-    found[2::5] = -1
-    return found.to(wanted.dtype)
+    slots = draw.uniform(wanted.name, (pages * size,)).argsort()[: wanted.shape[0]]
+    slots[2::5] = -1
+    return slots.to(wanted.dtype)
 
 
 class PageAppend(Op):
@@ -167,44 +171,44 @@ class PageAppend(Op):
         self, definition: Definition, name: str, counts: tuple[int, int, int], seed: int, **params: bool
     ) -> Case:
         """A case of (sequences, tokens for each, further pages for each), with the axes that follow from them."""
-        batch, tokens, more = counts
+        batch, tokens, further = counts
         size = definition.const_axes.get(self.form(definition).axes(definition)["s"], PAGE)
-        pages = more + tokens // size
+        pages = further + tokens // size
         axes = {"t": batch * tokens, "p": batch * pages + GAPS, "i": batch * pages, "c": batch + 1, "b": batch}
-        said = {"batch": batch, "tokens": tokens, "pages": pages, **params}
-        return self.settled(definition, self.case(definition, name, axes | {"s": size}, seed, said))
+        counted = {"batch": batch, "tokens": tokens, "pages": pages, **params}
+        return self.settled(definition, self.case(definition, name, axes | {"s": size}, seed, counted))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Draw keys, values and caches, and the places of tokens and pages as the case's params say."""
         batch, tokens, pages = (int(case.params[name]) for name in ("batch", "tokens", "pages"))
         shapes, dtypes = specified(definition, case, definition.inputs)
         pool, size = next(shapes[name] for name in PAGES if name in shapes)[:2]
-        counted = torch.arange(batch, device=draw.device)
+        sequence = torch.arange(batch, device=draw.device)
         # Of each two sequences one takes pages from the other, so that kv_indptr does not follow from the shapes.
         spare = max(0, pages - -(-(tokens + size - 1) // size))
         moved = draw.integers("moved", (batch, 1), torch.int64, low=0, high=spare + 1)
-        moved = torch.where(counted[:, None] < batch - batch % 2, moved[counted // 2 * 2], 0)
-        own = pages + moved * (1 - 2 * (counted[:, None] % 2))
-        starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=1 << 30) % (size * own - tokens + 1)
+        moved = torch.where(sequence[:, None] < batch - batch % 2, moved[sequence // 2 * 2], 0)
+        held = pages + moved * (1 - 2 * (sequence[:, None] % 2))  # pages of each sequence
+        starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=1 << 30) % (size * held - tokens + 1)
         if case.params.get("crossing"):
             starts = torch.full_like(starts, size - 1)
         order = draw.uniform("order", (batch * tokens,)).argsort()  # tokens come in no order
         layout = {
-            "batch_indices": counted.repeat_interleave(tokens)[order],
+            "batch_indices": sequence.repeat_interleave(tokens)[order],
             "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1)[order],
             "kv_indices": draw.uniform("pages", (pool,)).argsort()[: batch * pages],
-            "kv_indptr": torch.cat([own.new_zeros(1), own[:, 0].cumsum(0)]),
+            "kv_indptr": torch.cat([held.new_zeros(1), held[:, 0].cumsum(0)]),
             "kv_last_page_len": ((starts[:, 0] + tokens - 1) % size + 1).clamp_min(1),
         }
-        values: Values = {
-            name: layout[name].to(dtypes[name])
-            if name in layout
-            else self.value(definition, name, spec, case, draw)
-            if name in self.draws or name in self.scalars
-            else drawn(draw, Wanted(definition, case, name, shapes[name], dtypes[name]))
-            for name, spec in definition.inputs.items()
-        }
-        return ordered(definition, values)
+        values: Values = {}
+        for name, spec in definition.inputs.items():
+            if name in layout:
+                values[name] = layout[name].to(dtypes[name])
+            elif name in self.draws or name in self.scalars:
+                values[name] = self.value(definition, name, spec, case, draw)
+            else:
+                values[name] = drawn(draw, Wanted(definition, case, name, shapes[name], dtypes[name]))
+        return values
 
 
 TABLE = "batch_indices[t] positions[t]"
@@ -234,9 +238,9 @@ CODED_FACTS: dict[str, Any] = {
     },
     "mutants": (
         *CODER_MUTANTS,
-        Mutant("whole cache's scale dropped", wholes=0),
-        Mutant("times the whole cache's scale", wholes=1),
-        Mutant("rows of the next token", other=lambda rows: rows.roll(1, 0)),
+        Mutant("whole cache's scale dropped", power=0),
+        Mutant("times the whole cache's scale", power=1),
+        Mutant("rows of the next token", change_rows=lambda rows: rows.roll(1, 0)),
         Mutant("nothing appended", write=False),
         Mutant("page and row exchanged", applies=has("positions"), where=exchanged),
         altered("slots of -1 taken for the last page", "slot_mapping", change=lambda at: at.clamp_min(0)),
@@ -248,10 +252,6 @@ CODED_PAGES = PageAppend(
         f"append_key[t h d] append_value[t h d] {TABLE} {BOTH[0]} {INDEX} k_scale v_scale -> {BOTH[1]}",
         append_coded,
     ),
-    **CODED_FACTS,
-)
-CODED_LATENT = PageAppend(
-    "page_append",
     Form(
         f"append_ckv[t d] append_kpe[t e] {TABLE} {LATENT[0]} {INDEX} ckv_scale kpe_scale -> {LATENT[1]}",
         append_coded,
@@ -267,7 +267,7 @@ CODED_SLOTS = Op(
     **CODED_FACTS
     | {
         "sizes": {**PACKED, "t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
-        "draws": {"slot_mapping": some_slots, **dict.fromkeys(("k_scale", "v_scale", *IN_CODES), drawn)},
+        "draws": {"slot_mapping": slots_drawn, **dict.fromkeys(("k_scale", "v_scale", *IN_CODES), drawn)},
         "adversarial": {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     },
 )
@@ -290,7 +290,7 @@ PAGE_APPEND = PageAppend(
     sizes=dict.fromkeys("tpicbs", ()),
     gates={f"{name}_out": Exact() for name in CACHES},
     independent_rows=False,
-    other_forms=(CODED_PAGES, CODED_LATENT, CODED_SLOTS),
+    other_forms=(CODED_PAGES, CODED_SLOTS),
     mutants=(
         altered("pages in their own order", "kv_indices", change=lambda pages: torch.arange(len(pages))),
         Mutant("one row further", inputs=lambda wide: within(wide, 1)),
@@ -301,7 +301,7 @@ PAGE_APPEND = PageAppend(
         ),
         altered("values of the next token", "append_value", "append_kpe", change=lambda new: new.roll(1, 0)),
         altered("tokens in the opposite order", *CACHES.values(), change=lambda new: new.flip(0)),
-        Mutant("nothing appended", write=False),
+        Mutant("nothing appended", write=lambda *_: None),
         altered("the rest set to zero", *CACHES, change=lambda cache: torch.zeros_like(cache)),
         Mutant("page and row exchanged", where=exchanged),
     ),
@@ -353,17 +353,21 @@ LATENT_ROWS = "page.nvfp4_quantize_append_paged_mla_kv_cache"
 @coded(
     LATENT_ROWS,
     f"flashinfer.{LATENT_ROWS.replace('.', ':')}",
-    serves=CODED_LATENT.forms[0].names,
+    serves=CODED_PAGES.forms[1].names,
     accepts=lambda definition: (dim(definition, "append_ckv", 1), dim(definition, "append_kpe", 1)) == (512, 64),
 )
 def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Pass rows, their places, caches, page table, whole caches' scales (tensors only with slot_mapping)."""
-    [append_codes], names = api.values(), IN_LATENT if "ckv_cache" in inputs else IN_CODES
+    [append_codes] = api.values()
+    names = IN_LATENT if "ckv_cache" in inputs else IN_CODES
     caches = [inputs[name].clone() for name in names]
     parts = caches if "ckv_cache" in inputs else [tuple(caches[:2]), tuple(caches[2:])]
-    new, scales = ([inputs[name] for name in given if name in inputs] for given in (ROWS, WHOLES))
-    tables = [inputs[name] for name in TABLES if "slot_mapping" not in inputs]
-    append_codes(*new, *parts, *tables, *(map(float, scales) if tables else scales))
+    rows = [inputs[name] for name in ROWS if name in inputs]
+    scales = [inputs[name] for name in WHOLES if name in inputs]
+    if "slot_mapping" in inputs:
+        append_codes(*rows, *parts, *scales)
+    else:
+        append_codes(*rows, *parts, *(inputs[name] for name in TABLES), *map(float, scales))
     return {f"{name}_out": cache for name, cache in zip(names, caches, strict=True)}
 
 
@@ -399,9 +403,10 @@ def summed(v: torch.Tensor, s: torch.Tensor) -> States:
 
 def states(wide: Wide) -> States:
     """(v, s) of all states of each row, stacked from two inputs or from one that holds them all."""
-    for v, other, s, level in (("v_a", "v_b", "s_a", "s_b"), ("v", "v_other", "s", "s_other")):
-        if other in wide:
-            return torch.stack([wide[v], wide[other]], 1), torch.stack([wide[s], wide[level]], 1)
+    for first, second in (("_a", "_b"), ("", "_other")):
+        if f"v{second}" in wide:
+            v, s = (torch.stack([wide[f"{name}{first}"], wide[f"{name}{second}"]], 1) for name in "vs")
+            return v, s
     return wide["v"], wide["s"]
 
 
@@ -501,21 +506,16 @@ CASCADE_MERGE = CascadeMerge(
 )
 PAIR, MANY = "v_a s_a v_b s_b -> v_merged s_merged", "v s -> v_merged s_merged"
 IN_PLACE = "v s v_other s_other [mask] -> v_out s_out"
-ONE, ALL, WITHIN = (f"flashinfer.cascade:merge_{what}" for what in ("state", "states", "state_in_place"))
+MERGE_IN_PLACE = "flashinfer.cascade:merge_state_in_place"
 SOFTMAX, LOGSUMEXP = "torch:softmax", "torch:logsumexp"
+CASCADE_MERGE.called("cascade:merge_state", PAIR, rows="v_a", sm=SM75)
+CASCADE_MERGE.called("cascade:merge_states", MANY, rows="v", sm=SM75)
 
 
-@CASCADE_MERGE.truth("flashinfer", "cascade.merge_state", ONE, serves=PAIR, sm=SM75)
-@CASCADE_MERGE.truth("flashinfer", "cascade.merge_states", ALL, serves=MANY, sm=SM75)
-def _flashinfer_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    [merge], names = api.values(), ("v", "s") if "v" in inputs else ("v_a", "s_a", "v_b", "s_b")
-    return dict(zip(tuple(definition.outputs), merge(*(inputs[name] for name in names)), strict=True))
-
-
-@CASCADE_MERGE.truth("flashinfer", "cascade.merge_state_in_place", WITHIN, serves=IN_PLACE, sm=SM75)
+@CASCADE_MERGE.truth("flashinfer", "cascade.merge_state_in_place", MERGE_IN_PLACE, serves=IN_PLACE, sm=SM75)
 def _flashinfer_in_place(api: Api, _: Definition, inputs: Given) -> Outputs:
     v, s = inputs["v"].clone(), inputs["s"].clone()
-    api[WITHIN](v, s, inputs["v_other"], inputs["s_other"], mask=inputs.get("mask"))
+    api[MERGE_IN_PLACE](v, s, inputs["v_other"], inputs["s_other"], mask=inputs.get("mask"))
     return {"v_out": v, "s_out": s}
 
 
@@ -528,18 +528,17 @@ def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
     else:
         v, s = (torch.stack([inputs[f"{one}_a"].float(), inputs[f"{one}_b"].float()], 1) for one in "vs")
     scaled = s * math.log(2.0)
-    found = (v * api[SOFTMAX](scaled, 1).nan_to_num(0.0).unsqueeze(-1)).sum(1)
-    level = api[LOGSUMEXP](scaled, 1) / math.log(2.0)
-    return {"v_merged": found.to(dtype_of(definition.outputs["v_merged"])), "s_merged": level}
+    merged_v = (v * api[SOFTMAX](scaled, 1).nan_to_num(0.0).unsqueeze(-1)).sum(1)
+    merged_s = api[LOGSUMEXP](scaled, 1) / math.log(2.0)
+    return {"v_merged": merged_v.to(dtype_of(definition.outputs["v_merged"])), "s_merged": merged_s}
 
 
 # mhc_post, of manifold-constrained hyper-connections: mixes residual streams, adds a layer's output to each.
 
 
-def mixed(wide: Wide, *, turned: bool = False) -> Tensors:
-    """`out_j = x post_j + sum_i residual_i comb_ij` for stream j of [n c h]; `turned`, a mutant, takes comb_ji."""
-    comb = wide["comb_res_mix"]
-    streams = torch.einsum("nih,nij->njh", wide["residual"], comb.mT if turned else comb)
+def mixed(wide: Wide) -> Tensors:
+    """`out_j = x post_j + sum_i residual_i comb_ij` for stream j of [n c h]."""
+    streams = torch.einsum("nih,nij->njh", wide["residual"], wide["comb_res_mix"])
     return {"out": wide["x"][:, None] * wide["post_layer_mix"][..., None] + streams}
 
 
@@ -549,7 +548,7 @@ MHC_POST = Op(
     family="layout",
     lossless=lambda _: dict.fromkeys(("x", "residual", "post_layer_mix", "comb_res_mix"), full(0)),
     mutants=(
-        Mutant("mixed by the transposed matrix", turned=True),
+        altered("mixed by the transposed matrix", "comb_res_mix", change=lambda comb: comb.mT),
         altered("layer's output left out", "x", change=lambda x: x * 0),
         altered("residual left out", "residual", change=lambda x: x * 0),
         altered("streams one further", "residual", change=lambda x: x.roll(1, 1)),
@@ -562,10 +561,10 @@ MHC_POST = Op(
 
 def doubly_stochastic(logits: torch.Tensor, eps: float, repeats: int) -> torch.Tensor:
     """Sinkhorn: softmax of rows [n c c] + eps; then columns, rows, .. columns are divided by their sums + eps."""
-    found = torch.softmax(logits, -1) + eps
-    for turn in range(2 * repeats - 1):
-        found = found / (found.sum(-2 + turn % 2, keepdim=True) + eps)
-    return found
+    matrix = torch.softmax(logits, -1) + eps
+    for step in range(2 * repeats - 1):
+        matrix = matrix / (matrix.sum(-2 + step % 2, keepdim=True) + eps)
+    return matrix
 
 
 def premixed(
@@ -644,12 +643,7 @@ MHC_PRE = Op(
     ),
 )
 BY_EINSUM = "torch:einsum"
-
-
-@MHC_POST.truth("flashinfer", "mhc.mhc_post", "flashinfer.mhc:mhc_post", sm=SM80)
-def _flashinfer_mix(api: Api, _: Definition, inputs: Given) -> Outputs:
-    names = ("x", "residual", "post_layer_mix", "comb_res_mix")
-    return {"out": api["flashinfer.mhc:mhc_post"](*(inputs[name] for name in names))}
+MHC_POST.called("mhc:mhc_post", rows="x", sm=SM80)
 
 
 @MHC_POST.truth("torch", "einsum", BY_EINSUM, rows=None)

@@ -36,22 +36,29 @@ def mean_square(x: torch.Tensor) -> torch.Tensor:
     return (x * x).sum(-1, keepdim=True) / x.shape[-1]
 
 
-def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x / sqrt(mean(x^2) + eps)` over the last axis, without a weight."""
-    return x / torch.sqrt(mean_square(x) + eps)
+def rms_norm(x: torch.Tensor, eps: float, *, square: Part = mean_square, eps_by: float = 1.0) -> torch.Tensor:
+    """`x / sqrt(mean(x^2) + eps)` over the last axis, without a weight; mutants change the mean square or eps."""
+    return x / torch.sqrt(square(x) + eps * eps_by)
 
 
 def with_square(square: Part) -> Norm:
-    """Return a norm `x * rsqrt(square(x) + eps)`, in which `square` replaces the mean square."""
-    return lambda x, eps: x * torch.rsqrt(square(x) + eps)
-
-
-by_reciprocal_root = with_square(lambda x: (x * x).mean(-1, keepdim=True))
+    """Return a mutant of `rms_norm` in which `square` replaces the mean square."""
+    return partial(rms_norm, square=square)
 
 
 def with_eps(factor: float) -> Norm:
     """Return a mutant of `rms_norm` with `factor` times the eps."""
-    return lambda x, eps: rms_norm(x, eps * factor)
+    return partial(rms_norm, eps_by=factor)
+
+
+OF_EPS = (Mutant("eps x 10", norm=with_eps(10.0)), Mutant("eps x 0.1", norm=with_eps(0.1)))
+OF_SQUARE = (
+    Mutant("mean square of half of the row", norm=with_square(lambda x: mean_square(x[..., : x.shape[-1] // 2]))),
+    Mutant(
+        "mean subtracted, as in a layer norm",
+        norm=with_square(lambda x: mean_square(x - x.mean(-1, keepdim=True))),
+    ),
+)
 
 
 def eps_of(definition: Definition) -> float:
@@ -76,8 +83,7 @@ def power_of_two(definition: Definition) -> bool:
 def rmsnorm(
     wide: Wide,
     *,
-    square: Part = mean_square,  # the mean square of rows
-    eps_by: float = 1.0,  # factor of eps
+    norm: Norm = rms_norm,
     weight: Part = same,  # changes the weight
     residual: bool = True,  # whether it is added
     over: Callable[[torch.Tensor, float], torch.Tensor] = lambda y, scale: y / scale,  # applies the scale for fp8
@@ -91,8 +97,7 @@ def rmsnorm(
     x = wide["hidden_states"]
     if residual and "residual" in wide:
         x = x + wide["residual"]
-    y = x / torch.sqrt(square(x) + wide.number("eps") * eps_by)
-    y = y * weight(wide["weight"] + wide.number("weight_offset"))
+    y = norm(x, wide.number("eps")) * weight(wide["weight"] + wide.number("weight_offset"))
     if "scale" in wide:
         y = over(y, wide.number("scale")).clamp(-FP8_MAX, FP8_MAX)
     return {"output": act(y) if activated(wide) else y, "residual_out": x}
@@ -198,10 +203,8 @@ RMSNORM = Op(
     # negative. With a residual there are twice as many tensors, which few GPUs have memory for.
     far=lambda definition, rows: Far(axis=rows, unsigned="residual" not in definition.inputs),
     mutants=(
-        Mutant("eps x 10", eps_by=10.0),
-        Mutant("eps x 0.1", eps_by=0.1),
-        Mutant("variance over half of the row", square=lambda x: mean_square(x[..., : x.shape[-1] // 2])),
-        Mutant("mean subtracted, as in a layer norm", square=lambda x: mean_square(x - x.mean(-1, keepdim=True))),
+        *OF_EPS,
+        *OF_SQUARE,
         Mutant("weight plus one", weight=lambda weight: weight + 1),
         Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
         Mutant("residual dropped", applies=has("residual"), residual=False),
@@ -234,16 +237,6 @@ in_flashinfer = partial(RMSNORM.truth, "flashinfer", modules=lambda _, __: (Modu
 def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     [norm] = api.values()
     return {"output": norm(inputs["hidden_states"], inputs["weight"], eps=eps_of(definition))}
-
-
-@in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=stored(0.0))
-@in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=stored(1.0))
-def _flashinfer_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """FlashInfer's call works in place: the first argument becomes the output, the second the sum."""
-    output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
-    [norm] = api.values()
-    norm(output, total, inputs["weight"], eps=eps_of(definition))
-    return asked(definition, output=output, residual_out=total)
 
 
 # SGLang's CUDA kernels, which it compiles at their first use, and its Triton kernels. Its package sgl_kernel is
@@ -296,11 +289,14 @@ def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": output}
 
 
+@in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=stored(0.0))
+@in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=stored(1.0))
 @in_sglang("layernorm.norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, **by_cuda)
-def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """SGLang's call works in place: the first argument becomes the output, the second the sum."""
+def _fused_add_in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """The call works in place: the first argument becomes the output, the second the sum."""
     output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
-    api["fused_add_rmsnorm"](output, total, inputs["weight"], eps_of(definition))
+    [norm] = api.values()
+    norm(output, total, inputs["weight"], eps_of(definition))
     return asked(definition, output=output, residual_out=total)
 
 
@@ -362,7 +358,6 @@ def _pytorch_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
         gain = gain + offset_of(definition)
     y = api["rms_norm"](total, gain.shape, gain, eps=eps_of(definition))
     outputs = {"output": y, "residual_out": total}
-    # a baseline has the outputs' dtypes
     dtypes = {name: dtype_of(spec) for name, spec in definition.outputs.items()}
     return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
 
@@ -530,7 +525,7 @@ LAYERNORM = Op(
         Mutant("eps x 10", norm=lambda x, eps: centred_norm(x, eps * 10)),
         Mutant("eps x 0.1", norm=lambda x, eps: centred_norm(x, eps / 10)),
         Mutant("divided by n - 1", norm=over_one_less),
-        Mutant("mean kept, as in a root mean square norm", norm=by_reciprocal_root),
+        Mutant("mean kept, as in a root mean square norm", norm=rms_norm),
         Mutant("mean of half of the row", norm=of_half_mean),
         Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
         Mutant("weight plus one", weight=lambda weight: weight + 1),
@@ -538,28 +533,24 @@ LAYERNORM = Op(
         altered("bias subtracted", "bias", change=lambda bias: -bias),
     ),
 )
-FLASHINFER_LAYERNORM = "flashinfer.norm:layernorm"
 TORCH_LAYER_NORM = "torch.nn.functional:layer_norm"
 
 
 @LAYERNORM.truth(
     "flashinfer",
     "norm.layernorm",
-    FLASHINFER_LAYERNORM,
+    "flashinfer.norm:layernorm",
     accepts=lambda one: (
         [one.inputs[name].dtype for name in ("hidden_states", "weight")] == ["bfloat16", "float32"]
     ),
     sm=SM75,
 )
-def _flashinfer_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    hidden, weight, bias = inputs["hidden_states"], inputs["weight"], inputs["bias"]
-    return {"output": api[FLASHINFER_LAYERNORM](hidden, weight, bias, eps_of(definition))}
-
-
 @LAYERNORM.truth("liger", "layer_norm_forward", "layer_norm", accepts=one_dtype, sm=SM80)
-def _liger_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    hidden, weight, bias = inputs["hidden_states"], inputs["weight"], inputs["bias"]
-    return {"output": api["layer_norm"](hidden.contiguous(), weight, bias, eps_of(definition))[0]}
+def _layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Liger's function returns more than the output."""
+    [norm] = api.values()
+    y = norm(inputs["hidden_states"].contiguous(), inputs["weight"], inputs["bias"], eps_of(definition))
+    return {"output": y[0] if isinstance(y, tuple) else y}
 
 
 @LAYERNORM.truth(
@@ -575,28 +566,42 @@ def _pytorch_layernorm(api: Api, definition: Definition, inputs: Given) -> Outpu
 # gated_residual_rmsnorm
 
 
-def gated_residual(
+def gated_sum(
     wide: Wide,
+    prefix: str = "",  # of the names of weight, gain_center and eps
     *,
     norm: Norm = rms_norm,
-    gains: str = "alpha beta",  # names of the factors of residual and norm
+    factors: str = "alpha beta",  # names of the factors of residual and norm
     centred: bool = True,  # whether gain_center is added to the weight
-    after: bool = False,  # whether the weight follows the norm
-    within: bool = False,  # whether the norm is of branch + residual
-) -> Tensors:
-    """`output = alpha * residual + beta * norm(branch * (weight + gain_center))` [n h]."""
-    branch, gain = wide["branch"], None
-    if "weight" in wide:
-        gain = wide["weight"] + wide.number("gain_center") if centred else wide["weight"]
-    if gain is not None and not after:
+    weight_last: bool = False,  # whether the weight follows the norm
+    residual_within: bool = False,  # whether the norm is of branch + residual
+) -> torch.Tensor:
+    """`alpha * residual + beta * norm(branch * (weight + gain_center))` [n h]; mutants change the keywords."""
+    branch, gain = wide["branch"], torch.ones((), dtype=wide.dtype)
+    if f"{prefix}weight" in wide:
+        gain = wide[f"{prefix}weight"] + (wide.number(f"{prefix}gain_center", 0.0) if centred else 0.0)
+    if not weight_last:
         branch = branch * gain
-    normed = norm(branch + wide["residual"] if within else branch, wide.number("eps"))
-    if gain is not None and after:
-        normed = normed * gain
-    first, second = gains.split()
-    return {"output": wide[first] * wide["residual"] + wide[second] * normed}
+    y = norm(branch + wide["residual"] if residual_within else branch, wide.number(f"{prefix}eps"))
+    if weight_last:
+        y = y * gain
+    of_residual, of_norm = map(wide.factor, factors.split())
+    return of_residual * wide["residual"] + of_norm * y
 
 
+def gated_residual(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - of `gated_sum`
+    """The gated sum of the residual and the normed branch, [n h]."""
+    return {"output": gated_sum(wide, **changes)}
+
+
+OF_GATED_SUM = (
+    Mutant("the branch in bfloat16", norm=lambda x, eps: rms_norm(x, eps).bfloat16().float()),
+    Mutant("gains exchanged", factors="beta alpha"),
+    Mutant("one gain for both", factors="alpha alpha"),
+    Mutant("centre of the gain dropped", applies=has("gain_center", "post_gain_center"), centred=False),
+    Mutant("weighted after the norm", applies=has("weight", "post_weight"), weight_last=True),
+    Mutant("residual within the norm", residual_within=True),
+)
 GATED_RESIDUAL = Op(
     "gated_residual_rmsnorm",
     Form("branch[n h] residual[n h] weight[h]? alpha[h] beta[h] eps gain_center -> output[n h]", gated_residual),
@@ -608,14 +613,9 @@ GATED_RESIDUAL = Op(
     exact_on_gpu=power_of_two,
     adversarial_inputs=("branch",),
     mutants=(
+        *OF_GATED_SUM,
         Mutant("eps x 10", norm=with_eps(10)),
         Mutant("eps dropped", norm=with_eps(0)),
-        Mutant("the branch in bfloat16", norm=lambda x, eps: rms_norm(x, eps).bfloat16().float()),
-        Mutant("gains exchanged", gains="beta alpha"),
-        Mutant("one gain for both", gains="alpha alpha"),
-        Mutant("centre of the gain dropped", centred=False),
-        Mutant("weighted after the norm", after=True),
-        Mutant("residual within the norm", within=True),
     ),
 )
 
@@ -630,13 +630,19 @@ def compiled_branch(definition: Definition) -> bool:
 GATED_RESIDUAL.called("norm:gated_residual_rmsnorm", accepts=compiled_branch, sm=SM100, rows="branch")
 
 
+def _pytorch_sum(api: Api, inputs: Given, prefix: str) -> torch.Tensor:
+    """The gated sum in float32; names of weight, gain_center and eps begin with `prefix`."""
+    branch, weight = inputs["branch"].float(), inputs.get(f"{prefix}weight")
+    if weight is not None:
+        branch = branch * (weight.float() + float(inputs.get(f"{prefix}gain_center") or 0.0))
+    y = api[TORCH_RMS_NORM](branch, branch.shape[-1:], eps=scalar(inputs, f"{prefix}eps"))
+    total: torch.Tensor = inputs["alpha"] * inputs["residual"] + inputs["beta"] * y
+    return total
+
+
 @GATED_RESIDUAL.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
 def _pytorch_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
-    branch, weight = inputs["branch"].float(), inputs.get("weight")
-    if weight is not None:
-        branch = branch * (weight.float() + scalar(inputs, "gain_center"))
-    normed = api[TORCH_RMS_NORM](branch, branch.shape[-1:], eps=scalar(inputs, "eps"))
-    return {"output": inputs["alpha"] * inputs["residual"] + inputs["beta"] * normed}
+    return {"output": _pytorch_sum(api, inputs, "")}
 
 
 # gated_residual_next_rmsnorm
@@ -645,19 +651,14 @@ def _pytorch_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
 def gated_residual_next(
     wide: Wide,
     *,
-    post: Norm = rms_norm,  # norm of the branch
-    after: Norm = rms_norm,  # norm of the sum
-    gains: str = "alpha beta",  # names of the factors of residual and norm
-    centre: str = "next_gain_center",  # name of the number that is added to next_weight
+    next_norm: Norm = rms_norm,  # norm of the sum
+    next_center: str = "next_gain_center",  # name of the number that is added to next_weight
+    **changes: Any,  # noqa: ANN401 - of `gated_sum`
 ) -> Tensors:
-    """`residual_out = alpha * residual + beta * norm(branch * gain)`; `ffn_input` is its norm * next gain."""
-    branch = wide["branch"]
-    if "post_weight" in wide:
-        branch = branch * (wide["post_weight"] + wide.number("post_gain_center", 0.0))
-    first, second = map(wide.factor, gains.split())
-    total = first * wide["residual"] + second * post(branch, wide.number("post_eps"))
-    gain = wide["next_weight"] + (wide.number(centre) if centre else 0.0)
-    return {"residual_out": total, "ffn_input": after(total, wide.number("next_eps")) * gain}
+    """The gated sum as `residual_out`; `ffn_input` is its norm * (next_weight + next_gain_center), [n h]."""
+    total = gated_sum(wide, "post_", **changes)
+    gain = wide["next_weight"] + (wide.number(next_center) if next_center else 0.0)
+    return {"residual_out": total, "ffn_input": next_norm(total, wide.number("next_eps")) * gain}
 
 
 def faint(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
@@ -683,16 +684,14 @@ GATED_RESIDUAL_NEXT = Op(
     adversarial_inputs=("branch",),
     adjust=faint,
     mutants=(
-        Mutant("first eps x 10", post=with_eps(10)),
-        Mutant("second eps x 10", after=with_eps(10)),
-        Mutant("second eps x 0.1", after=with_eps(0.1)),
-        Mutant("the branch in bfloat16", post=lambda x, eps: rms_norm(x, eps).bfloat16().float()),
-        Mutant("gains exchanged", gains="beta alpha"),
-        Mutant("one gain for both", gains="alpha alpha"),
-        Mutant("the next centre dropped", centre=""),
-        Mutant("the first centre for both", centre="post_gain_center"),
-        Mutant("no second norm", after=lambda x, _: x),
-        Mutant("no first norm", post=lambda x, _: x),
+        *OF_GATED_SUM,
+        Mutant("first eps x 10", norm=with_eps(10)),
+        Mutant("second eps x 10", next_norm=with_eps(10)),
+        Mutant("second eps x 0.1", next_norm=with_eps(0.1)),
+        Mutant("the next centre dropped", next_center=""),
+        Mutant("the first centre for both", next_center="post_gain_center"),
+        Mutant("no second norm", next_norm=lambda x, _: x),
+        Mutant("no first norm", norm=lambda x, _: x),
     ),
 )
 GATED_RESIDUAL_NEXT.called("norm:gated_residual_next_rmsnorm", accepts=compiled_branch, sm=SM100, rows="branch")
@@ -700,11 +699,7 @@ GATED_RESIDUAL_NEXT.called("norm:gated_residual_next_rmsnorm", accepts=compiled_
 
 @GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
 def _pytorch_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    branch, weight = inputs["branch"].float(), inputs.get("post_weight")
-    if weight is not None:
-        branch = branch * (weight.float() + float(inputs.get("post_gain_center") or 0.0))
-    normed = api[TORCH_RMS_NORM](branch, branch.shape[-1:], eps=scalar(inputs, "post_eps"))
-    total = inputs["alpha"] * inputs["residual"] + inputs["beta"] * normed
+    total = _pytorch_sum(api, inputs, "post_")
     gain = inputs["next_weight"].float() + scalar(inputs, "next_gain_center")
     following = api[TORCH_RMS_NORM](total, total.shape[-1:], gain, eps=scalar(inputs, "next_eps"))
     return {"residual_out": total, "ffn_input": following.to(dtype_of(definition.outputs["ffn_input"]))}
@@ -724,14 +719,9 @@ SIGMOID_GATE = Op(
     family="norm",
     scalars={"eps": 1e-5},
     mutants=(
-        Mutant("eps x 10", norm=with_eps(10)),
-        Mutant("eps x 0.1", norm=with_eps(0.1)),
+        *OF_EPS,
+        *OF_SQUARE,
         Mutant("norm over heads and channels", norm=with_square(lambda x: (x * x).mean((-2, -1), keepdim=True))),
-        Mutant(
-            "mean subtracted in the variance",
-            norm=with_square(lambda x: mean_square(x - x.mean(-1, keepdim=True))),
-        ),
-        Mutant("variance of half of the row", norm=with_square(lambda x: mean_square(x[..., ::2]))),
         Mutant("gate dropped", gate=lambda gate: torch.ones_like(gate)),
         Mutant("silu of the gate", gate=lambda gate: torch.nn.functional.silu(gate)),
         Mutant("tanh of the gate", gate=lambda gate: torch.tanh(gate)),

@@ -25,8 +25,8 @@ from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 from traceproof.stacks.sglang import KERNELS
 
-Turn = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]  # of (cos, sin)
-Places = Callable[["torch.Tensor", int], "torch.Tensor"]  # (positions, size of the cache) -> positions
+CosSin = tuple["torch.Tensor", "torch.Tensor"]  # cosines and sines of each token's pairs of channels, [n 1 pairs]
+Move = Callable[["torch.Tensor", int], "torch.Tensor"]  # (positions, size of the cache) -> positions
 TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}  # tokens of each case
 HEADS = ((8, 2), (4, 4))  # (heads of q, heads of k): shared, equal
 POSITIONS = {"small": 64, "medium": 1024, "large": 8192}  # positions in the cache
@@ -38,7 +38,7 @@ def pairs_halves(definition: Definition) -> bool:
     return definition.constants.get("pairing") == "halves"
 
 
-def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, halves: bool) -> torch.Tensor:
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, halves: bool) -> torch.Tensor:
     """Rotate n pairs of channels of x [.., d]: i with i + n, or neighbours; channels from 2 n on stay."""
     channel, count = torch.arange(cos.shape[-1], device=x.device), cos.shape[-1]
     first, second = (channel, channel + count) if halves else (2 * channel, 2 * channel + 1)
@@ -48,33 +48,84 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, halves: boo
     return out
 
 
+def from_cache(wide: Wide, move: Move, positions: str) -> CosSin:
+    """Cosines and sines from rows of `cos_sin_cache` [positions, cosines | sines]."""
+    cache = wide["cos_sin_cache"]
+    rows = cache[move(wide[positions].to(torch.int64), len(cache))].unsqueeze(1)  # the same for all heads
+    half = cache.shape[-1] // 2
+    return rows[..., :half], rows[..., half:]
+
+
+FARTHEST = 8192  # position up to which float32 angles are exact enough beside a bfloat16 rounding
+LLAMA = {  # Llama 3.1's values
+    "rope_scale": 8.0,
+    "rope_theta": 5e5,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "old_context_len": 8192,
+}
+
+
+def of_angles(wide: Wide, move: Move) -> CosSin:
+    """Cosines and sines of `position * theta^(-2 i / width) / scale` for each pair of channels i.
+
+    Positions are `pos_ids`, or places in sequences (`indptr`) after an offset. Llama 3.1 divides by the scale
+    where a context has at most `low_freq_factor` waves, not at all where it has `high_freq_factor`, and blends in
+    between.
+    """
+    q, device = wide["q"], wide["q"].device
+    llama = "low_freq_factor" in wide.definition.inputs
+    defaults = LLAMA if llama else {"rope_scale": 1.0, "rope_theta": 1e4}
+    number = {name: wide.number(name, default) for name, default in defaults.items()}
+    if "indptr" in wide:
+        starts = wide["indptr"].long()
+        first = (wide["offsets"].long() - starts[:-1]).repeat_interleave(starts.diff())
+        positions = torch.arange(len(q), device=device) + first
+    else:
+        positions = wide["pos_ids"].long()
+    width = int(wide.number("rotary_dim", q.shape[-1]))
+    channel = torch.arange(width // 2, device=device)
+    frequency = number["rope_theta"] ** (-2 * channel.to(wide.dtype) / width)
+    slow = frequency / number["rope_scale"]
+    if llama:
+        waves = number["old_context_len"] * frequency / (2 * math.pi)
+        low, high = number["low_freq_factor"], number["high_freq_factor"]
+        unscaled = ((waves - low) / (high - low)).clamp(0, 1)
+        slow = (1 - unscaled) * slow + unscaled * frequency
+    angle = move(positions, 1 << 20)[:, None, None].to(wide.dtype) * slow
+    return torch.cos(angle), torch.sin(angle)
+
+
 def rotate(
     wide: Wide,
     *,
-    turn: Turn = lambda cos, sin: (cos, sin),  # changes cosines and sines
-    places: Places = lambda positions, _: positions,  # changes positions
-    paired: bool = True,  # False: the other pairing of channels
+    turn: Callable[[torch.Tensor, torch.Tensor], CosSin] = lambda cos, sin: (cos, sin),  # changes them
+    move: Move = lambda positions, _: positions,  # changes positions
+    right_pairs: bool = True,  # False: the other pairing of channels
     keys: bool = True,  # whether keys are rotated
-    turned_at: str = "positions",  # name of the input with the positions
+    positions: str = "positions",  # name of the input with rows of the cache
 ) -> Tensors:
-    """Rotate q and k [tokens, heads, channels] by rows of `cos_sin_cache` [positions, cosines | sines].
+    """Rotate q and k [tokens, heads, channels] by a cache of cosines and sines, or by angles that are computed.
 
-    Channels beyond the cache's width stay. q and k may be flat, [tokens, heads * channels]. A constant of the
-    definition, or `is_neox`, says which channels form a pair. Mutants change the keywords.
+    Channels beyond the rotary width stay. q and k may be flat, [tokens, heads * channels]. `is_neox`, `interleave`
+    or a constant of the definition says which channels form a pair. Mutants change the keywords.
     """
-    cache = wide["cos_sin_cache"]
-    half = cache.shape[-1] // 2
-    positions = places(wide[turned_at].to(torch.int64), len(cache))
-    rows = cache[positions].unsqueeze(1)  # one row per token, the same for all heads
-    cos, sin = turn(rows[..., :half], rows[..., half:])
-    halves = (bool(wide.number("is_neox")) if "is_neox" in wide else pairs_halves(wide.definition)) == paired
+    cached = "cos_sin_cache" in wide
+    cos, sin = turn(*(from_cache(wide, move, positions) if cached else of_angles(wide, move)))
+    if "is_neox" in wide:
+        halves = bool(wide.number("is_neox"))
+    else:
+        halves = pairs_halves(wide.definition) if cached else not wide.number("interleave", 0.0)
     outputs = {}
-    for name, given in (("q_out", wide["q"]), ("k_out", wide["k"])):
-        shape = given.shape  # all heads of a token in one row, or no axis of heads
-        heads = (shape[-1] // int(wide.number("head_size", shape[-1])),) if len(shape) == 2 else shape[1:-1]
-        source = given.reshape(shape[0], *heads, shape[-1] // (heads[0] if len(shape) == 2 else 1))
-        out = turned(source, cos, sin, halves=halves) if keys or name == "q_out" else source
-        outputs[name] = out.reshape(shape)
+    for name in "qk":
+        x = wide[name]
+        shape = x.shape
+        if len(shape) == 2:  # all heads of a token in one row, or no axis of heads
+            width = int(wide.number("head_size", shape[-1]))
+            x = x.reshape(len(x), shape[-1] // width, width)
+        if keys or name == "q":
+            x = rotated(x, cos, sin, halves=halves == right_pairs)
+        outputs[f"{name}_out"] = outputs[f"{name}_rope"] = x.reshape(shape)
     return outputs
 
 
@@ -138,18 +189,18 @@ class Rope(Op):
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """Ordinary lengths, shared and equal heads, no token, one, extreme positions, tiny and large values."""
 
-        def made(name: str, tokens: int, queries: int, keys: int, held: int, **params: object) -> Case:
-            sizes = {"n": tokens, "a": queries, "b": keys, "p": held, "e": 32}
-            return self.case(definition, name, sizes, seed, params)
+        def case(name: str, tokens: int, q_heads: int, k_heads: int, cached: int, **params: object) -> Case:
+            letters = {"n": tokens, "a": q_heads, "b": k_heads, "p": cached, "e": 32}
+            return self.case(definition, name, letters, seed, params)
 
         for size in sizes:
             for at, tokens in enumerate(TOKENS[size]):
-                yield made(f"{size}-{at}", tokens, *HEADS[at], POSITIONS[size])
-        yield made("edge-empty", 0, 4, 2, 8)
-        yield made("edge-single", 1, 1, 1, 1)
-        yield made("adversarial-positions", 9, 6, 1, 40_000, positions="extreme")
-        yield made("adversarial-tiny", 8, 4, 4, 32, scale=1e-3)
-        yield made("adversarial-outlier", 8, 4, 4, 32, outlier=300.0)
+                yield case(f"{size}-{at}", tokens, *HEADS[at], POSITIONS[size])
+        yield case("edge-empty", 0, 4, 2, 8)
+        yield case("edge-single", 1, 1, 1, 1)
+        yield case("adversarial-positions", 9, 6, 1, 40_000, positions="extreme")
+        yield case("adversarial-tiny", 8, 4, 4, 32, scale=1e-3)
+        yield case("adversarial-outlier", 8, 4, 4, 32, outlier=300.0)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """A case of tokens at the first and last positions of a cache, and on both sides of tiles' borders."""
@@ -158,56 +209,6 @@ class Rope(Op):
 
 
 # Without a cache angles are computed, of positions, or of places in sequences that begin at an offset.
-
-FARTHEST = 8192  # position up to which float32 angles are exact enough beside a bfloat16 rounding
-LLAMA = {  # Llama 3.1's values
-    "rope_scale": 8.0,
-    "rope_theta": 5e5,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "old_context_len": 8192,
-}
-
-
-def angled(
-    wide: Wide,
-    *,
-    turn: Turn = lambda cos, sin: (cos, sin),  # changes cosines and sines
-    places: Places = lambda positions, _: positions,  # changes positions
-    paired: bool = True,  # False: the other pairing of channels
-    keys: bool = True,  # whether keys are rotated
-) -> Tensors:
-    """Rotate each pair of channels i of q and k by `position * theta^(-2 i / width) / scale`.
-
-    Llama 3.1 divides by the scale where a context has at most `low_freq_factor` waves, not at all where it has
-    `high_freq_factor`, and blends in between. Channels beyond `rotary_dim` stay.
-    """
-    q, device = wide["q"], wide["q"].device
-    llama = "low_freq_factor" in wide.definition.inputs
-    known = LLAMA if llama else {"rope_scale": 1.0, "rope_theta": 1e4}
-    number = {name: wide.number(name, value) for name, value in known.items()}
-    width = int(wide.number("rotary_dim", q.shape[-1]))
-    if "indptr" in wide:
-        lengths = wide["indptr"].long().diff()
-        first = (wide["offsets"].long() - wide["indptr"].long()[:-1]).repeat_interleave(lengths)
-        positions = torch.arange(len(q), device=device) + first
-    else:
-        positions = wide["pos_ids"].long()
-    channel = torch.arange(width // 2, device=device)
-    frequency = number["rope_theta"] ** (-2 * channel.to(wide.dtype) / width)
-    slow = frequency / number["rope_scale"]
-    if llama:
-        waves = number["old_context_len"] * frequency / (2 * math.pi)
-        low, high = number["low_freq_factor"], number["high_freq_factor"]
-        share = ((waves - low) / (high - low)).clamp(0, 1)
-        slow = (1 - share) * slow + share * frequency
-    angle = places(positions, 1 << 20)[:, None, None].to(wide.dtype) * slow
-    cos, sin = turn(torch.cos(angle), torch.sin(angle))
-    halves = bool(wide.number("interleave", 0.0)) != paired
-    q_out, k_out = turned(q, cos, sin, halves=halves), wide["k"]
-    k_out = turned(k_out, cos, sin, halves=halves) if keys else k_out
-    outputs = {"q_out": q_out, "q_rope": q_out, "k_out": k_out, "k_rope": k_out}
-    return {name: outputs[name] for name in wide.definition.outputs}
 
 
 def placed(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -220,11 +221,11 @@ def placed(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 ANGLES = "rotary_dim? interleave? rope_scale? rope_theta? low_freq_factor? high_freq_factor? old_context_len?"
 BY_THETA = " ".join(f"[{name.rstrip('?')}]" for name in ANGLES.split()) + " -> q_out k_out q_rope k_rope"
-TURNED = "q_out[n a d] k_out[n b e] q_rope[n a d] k_rope[n b e]"
+ROTATED = "q_out[n a d] k_out[n b e] q_rope[n a d] k_rope[n b e]"
 ANGLED = Op(
     "rope",
-    Form(f"q[n a d] k[n b e] pos_ids[n] {ANGLES} -> {TURNED}", angled),
-    Form(f"q[n a d] k[n b e] indptr[i] offsets[s] {ANGLES} -> {TURNED}", angled),
+    Form(f"q[n a d] k[n b e] pos_ids[n] {ANGLES} -> {ROTATED}", rotate),
+    Form(f"q[n a d] k[n b e] indptr[i] offsets[s] {ANGLES} -> {ROTATED}", rotate),
     independent_rows=False,
     sizes={"s": (1, 3, 2), "i": lambda sizes: sizes["s"] + 1},
     scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": 32, "interleave": 0},
@@ -237,13 +238,13 @@ ANGLED = Op(
 SLACK = 2.0**-22  # error relative to the largest channel of a row, as float32 products and sums lose
 
 
-def turned_codes(
+def rotated_codes(
     wide: Wide,
     *,
-    scaled: Callable[[float], float] = lambda scale: scale,  # changes the scale of codes
-    toward: str = NEAREST,  # how codes are rounded
-    plain: Part = same,  # changes channels that are not rotated
-    ends: str = "nope rope",  # order of a key's parts in the cache
+    change_scale: Callable[[float], float] = lambda scale: scale,  # of codes
+    rounding: str = NEAREST,  # of codes
+    change_plain: Part = same,  # changes channels that are not rotated
+    key_parts: str = "nope rope",  # their order in the cache
     where: Callable[[Wide], tuple[torch.Tensor, torch.Tensor]] = placed_in_pages,  # pages and rows of the tokens
     **changes: Any,  # noqa: ANN401 - of a rotation
 ) -> Tensors:
@@ -251,39 +252,33 @@ def turned_codes(
 
     In float64 also `@low` and `@high`, the codes that a correct kernel may store. Mutants change keywords.
     """
-    rotated = rotate(wide, **changes)
-    values = {
-        "q_rope": rotated["q_out"],
-        "k_rope": rotated["k_out"],
-        **{name: plain(wide[name]) for name in ("q_nope", "k_nope", "v") if name in wide},
-    }
-    found: Tensors = {}
-    kept: dict[str, tuple[torch.Tensor, Bounds | None]] = {}
+    values = {f"{name}_rope": rotate(wide, **changes)[f"{name}_out"] for name in "qk"}
+    values |= {name: change_plain(wide[name]) for name in ("q_nope", "k_nope", "v") if name in wide}
+    outputs: Tensors = {}
+    codes: Tensors = {}
+    bounds: dict[str, Bounds | tuple[()]] = dict.fromkeys(values, ())
     for name, value in values.items():
-        scale = scaled(wide.number("quant_scale_q" if name[0] == "q" else "quant_scale_kv", 1.0))
-        codes = E4M3.encode(value * scale, rounding=toward)
-        bounds = None
+        scale = change_scale(wide.number("quant_scale_q" if name[0] == "q" else "quant_scale_kv", 1.0))
+        codes[name] = E4M3.encode(value * scale, rounding=rounding)
         if wide.dtype == torch.float64:
             slack = torch.zeros_like(value)
             if name.endswith("rope"):
                 source = wide[name[0]].abs()
                 slack = value.abs() * ROUNDED + source.amax(-1, keepdim=True).reshape_as(value[..., :1]) * SLACK
-            bounds = around(value * scale, (slack + value.abs() * NEAR) * abs(scale))
-        kept[name] = codes, bounds
+            bounds[name] = around(value * scale, (slack + value.abs() * NEAR) * abs(scale))
         if f"{name}_out" in wide.definition.outputs:
-            found |= laid(wide, f"{name}_out", codes, form=E4M3, bounds=bounds, lay=same)
+            outputs |= laid(wide, f"{name}_out", codes[name], form=E4M3, bounds=bounds[name] or None, lay=same)
     if "k_cache" in wide:
-        pages, rows = where(wide)
-        first, second = (kept[f"k_{end}"] for end in ends.split())
-        both = zip(first[1], second[1], strict=True) if first[1] and second[1] else ()
-        ends_of = [torch.cat(pair, -2) for pair in both]
-        keys = torch.cat([first[0], second[0]], -1), (ends_of[0], ends_of[1]) if ends_of else None
-        for name, (codes, bounds) in (("k_cache", keys), ("v_cache", kept["v"])):
+        place = where(wide)
+        first, second = (f"k_{part}" for part in key_parts.split())
+        keys = torch.cat([codes[first], codes[second]], -1)
+        of_keys = [torch.cat(ends, -2) for ends in zip(bounds[first], bounds[second], strict=True)]
+        for name, new, of_new in (("k_cache", keys, of_keys), ("v_cache", codes["v"], bounds["v"])):
             cache = wide.given(name).view(torch.uint8)
-            found[name] = E4M3.decode(cache.index_put((pages, rows), codes)).to(wide.dtype)
-            for what, end in zip(("low", "high"), bounds or (), strict=False):
-                found[f"{name}@{what}"] = E4M3.order(cache)[..., None].index_put((pages, rows), end)
-    return found
+            outputs[name] = E4M3.decode(cache.index_put(place, new)).to(wide.dtype)
+            for what, end in zip(("low", "high"), of_new, strict=False):
+                outputs[f"{name}@{what}"] = E4M3.order(cache)[..., None].index_put(place, end)
+    return outputs
 
 
 DRAWS = {"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn}
@@ -305,7 +300,7 @@ ROPE_CODES = Rope(
         Form(
             f"q[n a d] k[n {b}d] q_nope[n a e] k_nope[n {b}e] cos_sin_cache[p r] positions[n] {CONTROLS}"
             f" -> q_rope_out[n a d] k_rope_out[n {b}d] q_nope_out[n a e] k_nope_out[n {b}e]",
-            turned_codes,
+            rotated_codes,
         )
         for b in ("b ", "")
     ),
@@ -319,7 +314,7 @@ ROPE_PAGES = PageAppend(
         "q[t a d] k[t h d] q_nope[t a e] k_nope[t h e] v[t h f] cos_sin_cache[m r] pos_ids[t] k_cache[p s h f]"
         f" v_cache[p s h f] kv_indices[i] kv_indptr[c] batch_indices[t] positions[t] {CONTROLS}"
         " -> q_rope_out[t a d] q_nope_out[t a e]",
-        partial(turned_codes, turned_at="pos_ids"),
+        partial(rotated_codes, positions="pos_ids"),
     ),
     sizes={
         **dict.fromkeys("tpicbs", ()),
@@ -368,20 +363,20 @@ ROPE = Rope(
     mutants=(
         Mutant("rotated the other way", turn=lambda cos, sin: (cos, -sin)),
         Mutant("cosine and sine swapped", turn=lambda cos, sin: (sin, cos)),
-        Mutant("the other pairing of channels", paired=False),
-        Mutant("position plus one", places=lambda positions, count: (positions + 1).clamp_max(max(count - 1, 0))),
+        Mutant("the other pairing of channels", right_pairs=False),
+        Mutant("position plus one", move=lambda positions, count: (positions + 1).clamp_max(max(count - 1, 0))),
         Mutant(  # positions are taken for 0, 1, 2, ..
-            "positions ignored", places=lambda positions, count: torch.arange(len(positions)) % max(count, 1)
+            "positions ignored", move=lambda positions, count: torch.arange(len(positions)) % max(count, 1)
         ),
         Mutant("keys not rotated", keys=False),
         altered("angles not scaled", "rope_scale", change=lambda _: 1.0),
         altered("another theta", "rope_theta", change=lambda theta: theta * 1.1),
-        Mutant("scale of codes dropped", applies=has("quant_scale_q"), scaled=lambda _: 1.0),
-        Mutant("over the scale of codes", applies=has("quant_scale_q"), scaled=lambda scale: 1 / scale),
+        Mutant("scale of codes dropped", applies=has("quant_scale_q"), change_scale=lambda _: 1.0),
+        Mutant("over the scale of codes", applies=has("quant_scale_q"), change_scale=lambda scale: 1 / scale),
         altered("one scale for both", "quant_scale_kv", change=lambda _: 0.75),
-        Mutant("codes cut off", applies=has("quant_scale_q"), toward=DOWN),
-        Mutant("plain channels left out", applies=has("quant_scale_q"), plain=lambda x: x * 0),
-        Mutant("rotated channels first", applies=has("k_cache"), ends="rope nope"),
+        Mutant("codes cut off", applies=has("quant_scale_q"), rounding=DOWN),
+        Mutant("plain channels left out", applies=has("quant_scale_q"), change_plain=lambda x: x * 0),
+        Mutant("rotated channels first", applies=has("k_cache"), key_parts="rope nope"),
         altered("always the first sequence's pages", "batch_indices", change=lambda owner: owner * 0),
         Mutant("one row further", applies=has("k_cache"), inputs=lambda wide: within(wide, 1)),
         altered("values of the next token", "v", change=lambda v: v.roll(1, 0)),
@@ -401,10 +396,10 @@ def _flashinfer_angles(api: Api, definition: Definition, inputs: Given) -> Outpu
     """Arguments by keyword; Llama 3.1's function where its factors are inputs."""
     llama = "llama31_" if "low_freq_factor" in inputs else ""
     key = f"flashinfer.rope:apply_{llama}rope{'_pos_ids' if 'pos_ids' in inputs else ''}"
-    given = {name: value for name, value in inputs.items() if value is not None}
-    if "interleave" in given:
-        given["interleave"] = bool(given["interleave"])
-    return dict(zip(definition.outputs, api[key](**given), strict=True))
+    arguments = {name: value for name, value in inputs.items() if value is not None}
+    if "interleave" in arguments:
+        arguments["interleave"] = bool(arguments["interleave"])
+    return dict(zip(definition.outputs, api[key](**arguments), strict=True))
 
 
 def one_width(definition: Definition) -> bool:
@@ -431,8 +426,10 @@ def instantiated(definition: Definition) -> bool:
 def _in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Pass copies as [tokens, heads * channels], since the call writes to them, and int64 positions."""
     q, k = inputs["q"].clone(), inputs["k"].clone()
-    [rotated], rows = api.values(), (q.view(q.shape[0], -1), k.view(k.shape[0], -1))
-    rotated(inputs["positions"].long(), *rows, q.shape[-1], inputs["cos_sin_cache"], pairs_halves(definition))
+    [rotate_in_place] = api.values()
+    rows = (q.view(q.shape[0], -1), k.view(k.shape[0], -1))
+    positions, cache = inputs["positions"].long(), inputs["cos_sin_cache"]
+    rotate_in_place(positions, *rows, q.shape[-1], cache, pairs_halves(definition))
     return {"q_out": q, "k_out": k}
 
 
@@ -444,11 +441,12 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     halves = pairs_halves(definition)
     width = cache.shape[-1]
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        rotated = api["apply_rotary_emb"](x[..., :width].float(), cos, sin, halves)
-        return torch.cat([rotated.to(x.dtype), x[..., width:]], dim=-1)
-
-    return {"q_out": turned(inputs["q"]), "k_out": turned(inputs["k"])}
+    outputs = {}
+    for name in ("q", "k"):
+        x = inputs[name]
+        turned = api["apply_rotary_emb"](x[..., :width].float(), cos, sin, halves)
+        outputs[f"{name}_out"] = torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
+    return outputs
 
 
 @ROPE.truth(
@@ -470,7 +468,7 @@ def _liger(api: Api, _: Definition, inputs: Given) -> Outputs:
     rows = (inputs["q"].clone(), inputs["k"].clone(), cos, sin)
     q, k, cos, sin = (one.reshape(batch, -1, *one.shape[1:]) for one in rows)
     turned = api["rope"](q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-    return {name: turned[index].transpose(1, 2).flatten(0, 1) for index, name in enumerate(("q_out", "k_out"))}
+    return {"q_out": turned[0].transpose(1, 2).flatten(0, 1), "k_out": turned[1].transpose(1, 2).flatten(0, 1)}
 
 
 def read_rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects

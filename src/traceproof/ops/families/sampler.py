@@ -8,7 +8,7 @@ vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from traceproof.draw import Draw
@@ -20,7 +20,7 @@ from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
 from traceproof.ops.cases import STRESS, Case, Further, is_hidden
 from traceproof.ops.compare import Comparison, Exact, IndexSet, Samples
-from traceproof.ops.families.sparse import OF_LARGEST, best, largest
+from traceproof.ops.families.sparse import OF_LARGEST, Choose, best, largest
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered, has
 from traceproof.ops.op import FAR, SIZES, Op, Subject
@@ -39,7 +39,7 @@ class Support:
     optional: torch.Tensor  # bool [n], may be left out: ties at the boundary, or a boundary within rounding of p
 
 
-def support(row: torch.Tensor, k: int | None, p: float | None) -> Support:
+def after_filters(row: torch.Tensor, k: int | None, p: float | None) -> Support:
     """The support of one row of probabilities [vocabulary] after top-k and top-p; a filter that is None is absent.
 
     Top-k comes first, and top-p is applied to what it leaves, renormalised: it keeps the shortest prefix in
@@ -50,33 +50,27 @@ def support(row: torch.Tensor, k: int | None, p: float | None) -> Support:
     followed: every correct sampler keeps the first `fewest` tokens at least, and the first `most` at most. Whether
     top-k keeps exactly k or all ties decides the mass that top-p then refers to.
     """
-    places = row.nonzero().flatten()  # tokens without mass are never drawn, and most have none
-    values, order = torch.sort(row[places].to(torch.float64), descending=True, stable=True)
-    order = places[order]
-    exact = certain = ties = len(values)
+    tokens = row.nonzero().flatten()  # tokens without mass are never drawn, and most have none
+    values, order = torch.sort(row[tokens].to(torch.float64), descending=True, stable=True)
+    fewest = exactly = most = len(values)
     if k is not None and 0 < k < min(len(values), len(row)):
-        exact = k
-        certain, ties = _ties_with(values, k)
-        if ties == k:
-            certain = k
-    fewest, most = certain, ties
+        fewest, exactly, most = _kept(values, k, ties=False), k, _kept(values, k, ties=True)
     if p is not None and len(values):
-        fewest, _ = _top_p(values[:exact], p, cautious=True)
-        _, most = _top_p(values[:ties], p, cautious=False)
-        fewest = min(fewest, certain)
-    kept = values[:most]
-    optional = torch.arange(most, device=row.device) >= fewest
-    return Support(tokens=order[:most], probs=kept / kept.sum(), optional=optional)
+        fewest = min(fewest, _top_p(values[:exactly], p, cautious=True))
+        most = _top_p(values[:most], p, cautious=False)
+    probs = values[:most] / values[:most].sum()
+    return Support(tokens[order][:most], probs, torch.arange(most, device=row.device) >= fewest)
 
 
-def _ties_with(values: torch.Tensor, count: int) -> tuple[int, int]:
-    """How many of the descending `values` exceed values[count - 1], and how many are not below it."""
-    last = float(values[count - 1])
-    return int((values > last).sum()), int((values >= last).sum())
+def _kept(values: torch.Tensor, count: int, *, ties: bool) -> int:
+    """How many of the descending `values` a cut after `count` keeps; of ties across it all (`ties`) or none."""
+    last = values[count - 1]
+    with_ties = int((values >= last).sum())
+    return with_ties if ties or with_ties == count else int((values > last).sum())
 
 
-def _top_p(values: torch.Tensor, p: float, *, cautious: bool) -> tuple[int, int]:
-    """How many of the descending `values`, renormalised, top-p keeps for sure, and how many at most.
+def _top_p(values: torch.Tensor, p: float, *, cautious: bool) -> int:
+    """How many of the descending `values`, renormalised, top-p keeps: for sure if `cautious`, else at most.
 
     Token j stays if the mass before it does not exceed p; the first always stays. Float32 sums of n terms, in any
     order, err by about sqrt(n) roundings: a token within that of p is dropped if `cautious`, else kept.
@@ -85,29 +79,28 @@ def _top_p(values: torch.Tensor, p: float, *, cautious: bool) -> tuple[int, int]
     before = torch.cumsum(shares, 0) - shares
     slack = 4 * UNIT * (math.sqrt(len(values)) + 2)
     inside = before < p - slack if cautious else before <= p + slack
-    last = max(1, int(inside.sum())) if p > 0 else 1
-    above, ties = _ties_with(values, last)
-    return last if ties == last else above, max(last, ties)
+    count = max(1, int(inside.sum())) if p > 0 else 1
+    return _kept(values, count, ties=not cautious)
 
 
-def above(row: torch.Tensor, least: float) -> Support:
+def after_min_p(row: torch.Tensor, least: float) -> Support:
     """The support after min-p, `least` times the largest probability; tokens within its rounding are optional."""
-    whole = support(row, None, None)
-    bound = float(whole.probs[0]) * least
-    kept = whole.probs[whole.probs >= bound * (1 - 8 * UNIT)]
-    return Support(whole.tokens[: len(kept)], kept / kept.sum(), kept < bound * (1 + 8 * UNIT))
+    unfiltered = after_filters(row, None, None)
+    bound = float(unfiltered.probs[0]) * least
+    probs = unfiltered.probs[unfiltered.probs >= bound * (1 - 8 * UNIT)]
+    return Support(unfiltered.tokens[: len(probs)], probs / probs.sum(), probs < bound * (1 + 8 * UNIT))
 
 
-def distribution(found: Sequence[Support], device: torch.device, name: str = "samples", *length: int) -> Tensors:
+def distribution(rows: Sequence[Support], device: torch.device, name: str = "samples", *length: int) -> Tensors:
     """The most probable token of each row as `name`, and the rows' distributions as `Samples` expects them."""
-    width = max((len(one.tokens) for one in found), default=0)
-    tokens = torch.full((len(found), width, *length), -1, dtype=torch.int64, device=device)
-    probs = torch.zeros((len(found), width), dtype=torch.float64, device=device)
-    optional = torch.zeros((len(found), width), dtype=torch.bool, device=device)
-    for row, one in enumerate(found):
-        count = len(one.tokens)
-        tokens[row, :count], probs[row, :count], optional[row, :count] = one.tokens, one.probs, one.optional
-    first = tokens[:, 0] if width else tokens.new_zeros((len(found), *length))
+    width = max((len(row.tokens) for row in rows), default=0)
+    tokens = torch.full((len(rows), width, *length), -1, dtype=torch.int64, device=device)
+    probs = torch.zeros((len(rows), width), dtype=torch.float64, device=device)
+    optional = torch.zeros((len(rows), width), dtype=torch.bool, device=device)
+    for at, row in enumerate(rows):
+        count = len(row.tokens)
+        tokens[at, :count], probs[at, :count], optional[at, :count] = row.tokens, row.probs, row.optional
+    first = tokens[:, 0] if width else tokens.new_zeros((len(rows), *length))
     return {name: first, f"{name}@tokens": tokens, f"{name}@probs": probs, f"{name}@optional": optional}
 
 
@@ -232,29 +225,27 @@ def _broad(vocabulary: int) -> Pattern:
     return Pattern("broad", (*heads, *tail), WHOLE_VOCABULARY, 1.0, 1.0)
 
 
-def placed(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
+def place_patterns(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
     """Fill `probs` [rows, vocabulary] with a pack's patterns in turn; returns the pattern of each row.
 
     A pattern's tokens go to random distinct places, the first and last ones of the vocabulary among them. In the
     pack of many draws a row's repeats have the same places.
     """
-    kinds = patterns(pack, probs.shape[1])
-    found = []
-    for row, out in enumerate(probs):
-        pattern = kinds[row % len(kinds)]
-        name = row % len(kinds) if pack == DRAWS else row
+    of_pack = patterns(pack, probs.shape[1])
+    of_rows = [of_pack[row % len(of_pack)] for row in range(len(probs))]
+    for row, (out, pattern) in enumerate(zip(probs, of_rows, strict=True)):
+        stream = row % len(of_pack) if pack == DRAWS else row
         weights = pattern.within(len(out))
         count = len(weights)
         slot = len(out) // count
         tokens = torch.arange(count, device=out.device) * slot
-        tokens += draw.integers(f"offset.{name}", (count,), torch.int64, low=0, high=slot)
+        tokens += draw.integers(f"offset.{stream}", (count,), torch.int64, low=0, high=slot)
         tokens[0] = 0
-        tokens[-1] = len(out) - 1 if count > 1 else int(tokens[0])
+        tokens[-1] = len(out) - 1 if count > 1 else 0
         # Integers below 2**24: one correctly rounded division, on the host: a GPU multiplies by a reciprocal.
         values = torch.tensor(weights, dtype=torch.float32) / float(sum(weights))
-        out[tokens[draw.permutation(f"order.{name}", count)]] = values.to(out.device)
-        found.append(pattern)
-    return found
+        out[tokens[draw.permutation(f"order.{stream}", count)]] = values.to(out.device)
+    return of_rows
 
 
 def dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tuple[int, float]]]:
@@ -274,15 +265,17 @@ def dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tu
 # Filters of each row, or of the whole call.
 
 
-def filtered(wide: Wide) -> Tensors:
+def samples(wide: Wide) -> Tensors:
     """One valid draw of each row, and its exact distribution: all tokens, or what filters leave of them."""
     rows = torch.softmax(wide["logits"], -1) if "logits" in wide else wide.given("probs")
     if "min_p" in wide:
-        return distribution([above(row, wide.number("min_p")) for row in rows], rows.device)
-    given = (wide.values.get(name) for name in ("top_k", "top_p"))
-    ks, ps = (one.tolist() if isinstance(one, torch.Tensor) else [one] * len(rows) for one in given)
-    filters = zip(rows, ks, ps, strict=True)
-    return distribution([support(row, None if k is None else int(k), p) for row, k, p in filters], rows.device)
+        return distribution([after_min_p(row, wide.number("min_p")) for row in rows], rows.device)
+    filters = (wide.value(name) for name in ("top_k", "top_p"))
+    ks, ps = (one.tolist() if isinstance(one, torch.Tensor) else [one] * len(rows) for one in filters)
+    per_row = zip(rows, ks, ps, strict=True)
+    return distribution(
+        [after_filters(row, None if k is None else int(k), p) for row, k, p in per_row], rows.device
+    )
 
 
 FURTHER_SECONDS, SHORT_SECONDS = 8.0, 0.25  # for further draws of the case "draws", and of each other case
@@ -292,14 +285,14 @@ FEW_TRIALS = 4  # trials where one token alone is right, or further draws follow
 class Sampler(Op):
     """Base of all samplers: how often a case is run, and that distributions are compared, not samples."""
 
-    in_all = 512  # draws of a case, over all its rows
+    draws_per_case = 512  # over all its rows
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """Trials of a case, for about `in_all` draws over its rows, and at most 256 of a row."""
+        """Trials of a case, for about `draws_per_case` draws over its rows, and at most 256 of a row."""
         if case.params.get("rows") == DRAWS:
             return FEW_TRIALS  # and many further ones
-        rows = case.axes[(next(iter(definition.outputs.values())).shape or ("",))[0]]
-        return max(1, min(256, self.in_all // max(rows, 1)))
+        rows = case.axes[self._rows(definition) or ""]
+        return max(1, min(256, self.draws_per_case // max(rows, 1)))
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
         """False, since references draw row by row."""
@@ -312,13 +305,15 @@ class Sampler(Op):
 
     def further(self, definition: Definition, case: Case) -> Further | None:
         """Further draws, most for the case "draws"; None without rows, or for enlarged tensors."""
-        axis = (next(iter(definition.outputs.values())).shape or ())[:1]
-        rows = case.axes.get(axis[0], 0)
+        axis = self._rows(definition)
+        rows = case.axes.get(axis or "", 0)
         if not rows or far.SIZE in case.params:
             return None
         many = case.params.get("rows") == DRAWS
         seconds, draws = (FURTHER_SECONDS, 1 << 18) if many else (SHORT_SECONDS, 1 << 14)  # over all rows
-        places = [place for place, spec in enumerate(definition.inputs.values()) if (spec.shape or ())[:1] == axis]
+        places = [
+            place for place, spec in enumerate(definition.inputs.values()) if (spec.shape or ("",))[0] == axis
+        ]
         return Further(draws=max(1, draws // rows), seconds=seconds, inputs=tuple(places))
 
     def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
@@ -326,18 +321,18 @@ class Sampler(Op):
 
         A variant may change `by`, the function that draws, and `probs`, the distribution in descending order.
         """
-        wide, ways = Wide(subject.definition, subject.inputs, torch.float32), variant.changes
+        wide, changes = Wide(subject.definition, subject.inputs, torch.float32), variant.changes
         if not variant.applies(wide):
             return None
         expected = self.oracle(subject.definition, subject.with_inputs(**variant.inputs(wide)))
         tokens, probs = expected["samples@tokens"], expected["samples@probs"]
-        samples = torch.zeros((subject.trials, 0), dtype=torch.int64)
+        drawn = torch.zeros((subject.trials, 0), dtype=torch.int64)
         if len(tokens):
             generator = torch.Generator().manual_seed(subject.seed * 7919)
-            weights = ways["probs"](wide, probs) if "probs" in ways else probs
-            picks = ways.get("by", multinomial)(weights, subject.trials, generator)
-            samples = tokens.gather(1, picks).T.contiguous()
-        return rounded(subject.definition, {"samples": samples} | variant.outputs(wide, {"samples": samples}))
+            weights = changes["probs"](wide, probs) if "probs" in changes else probs
+            places = changes.get("by", multinomial)(weights, subject.trials, generator)
+            drawn = tokens.gather(1, places).T.contiguous()
+        return rounded(subject.definition, {"samples": drawn} | variant.outputs(wide, {"samples": drawn}))
 
 
 DRAWS_OF_CASE = 160  # over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
@@ -359,23 +354,24 @@ class Filtered(Sampler):
 
     def of_form(self, definition: Definition) -> Op:
         """The definition's op: SPECULATIVE with drafts, DISTRIBUTIONS if no filter is a tensor, else this one."""
-        if (found := super().of_form(definition)) is not self:
-            return found
+        op = super().of_form(definition)
+        if op is not self:
+            return op
         if DRAFT in definition.inputs:
             return SPECULATIVE
-        shapes = [definition.inputs[name].shape for name in ("top_k", "top_p") if name in definition.inputs]
-        return DISTRIBUTIONS if all(shape is None for shape in shapes) else self
+        filters = [definition.inputs[name] for name in ("top_k", "top_p") if name in definition.inputs]
+        return DISTRIBUTIONS if all(spec.shape is None for spec in filters) else self
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Ordinary batches, no rows, p = 0, ties and the like, three rows with mass on all tokens, many draws."""
         ordinary = [(f"{size}-{index}", count) for size in sizes for index, count in enumerate(SIZES[size])]
-        told = [
+        planned = [
             (name, count, "single" if count == 1 else "plain" if count < 16 else "weights")
             for name, count in (*ordinary, ("edge-empty", 0))
         ]
-        told += [("edge-p-zero", 2, "nothing")] if "top_p" in definition.inputs else []
-        told += [("adversarial-rows", len(TRICKY), "tricky"), ("adversarial-dense", 3, "dense")]
-        for name, count, pack in (*told, ("adversarial-draws", DRAWN_ROWS, DRAWS)):
+        planned += [("edge-p-zero", 2, "nothing")] if "top_p" in definition.inputs else []
+        planned += [("adversarial-rows", len(TRICKY), "tricky"), ("adversarial-dense", 3, "dense")]
+        for name, count, pack in (*planned, ("adversarial-draws", DRAWN_ROWS, DRAWS)):
             yield self.case(definition, name, {"n": count}, seed, {"rows": pack})
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
@@ -417,9 +413,9 @@ class Filtered(Sampler):
             probs, filters = dense(draw, rows, vocabulary)
         else:
             probs = torch.zeros((rows, vocabulary), dtype=torch.float32, device=draw.device)
-            kinds = placed(draw, case.params["rows"], probs)
+            of_rows = place_patterns(draw, case.params["rows"], probs)
             both = "top_k" in definition.inputs
-            filters = [(pattern.k, pattern.p_after_k if both else pattern.p) for pattern in kinds]
+            filters = [(pattern.k, pattern.p_after_k if both else pattern.p) for pattern in of_rows]
         ks = [vocabulary if k == WHOLE_VOCABULARY else min(k, vocabulary) for k, _ in filters]
         values: Tensors = {
             "probs": probs,
@@ -461,30 +457,33 @@ class Distributions(Sampler):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Ordinary batches under filters that cut many or few tokens, no filter, ties and the like, many draws."""
-        told = [
+        planned = [
             (f"{size}-{index}", count, ("deep", "little")[index % 2], "plain")
             for size in sizes
             for index, count in enumerate(CALL_SIZES[size])
         ]
-        told += [
+        planned += [
             ("edge-no-filter", 4, "none", "plain"),
             ("adversarial-weights", len(PACKS["weights"]), "none", "weights"),
             ("adversarial-rows", len(TRICKY), "deep", "tricky"),
             ("adversarial-draws", DRAWN_ROWS, "none", DRAWS),
         ]
-        for name, count, values, rows in told:
-            yield self.case(definition, name, {"n": count, "r": count}, seed, {"values": values, "rows": rows})
+        for name, count, filters, pack in planned:
+            yield self.case(definition, name, {"n": count, "r": count}, seed, {"values": filters, "rows": pack})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Draw the rows of the case's pack as probabilities or logits, with the filters of the call."""
         probs = torch.zeros(rows_of(definition, case), device=draw.device)
-        placed(draw, case.params["rows"], probs)
-        stated = FILTERS[case.params["values"]]
-        values: dict[str, Value] = {**stated, "indices": None, "top_k": min(int(stated["top_k"]), probs.shape[1])}
-        for name, given in (("probs", probs), ("logits", torch.where(probs > 0, probs.log(), ZERO))):
-            if name in definition.inputs:
-                values[name] = given.to(dtype_of(definition.inputs[name]))
-        return ordered(definition, values)
+        place_patterns(draw, case.params["rows"], probs)
+        filters = FILTERS[case.params["values"]]
+        values: dict[str, Value] = {
+            **filters,
+            "indices": None,
+            "top_k": min(int(filters["top_k"]), probs.shape[1]),
+        }
+        name = "logits" if "logits" in definition.inputs else "probs"
+        rows = torch.where(probs > 0, probs.log(), ZERO) if name == "logits" else probs
+        return ordered(definition, values | {name: rows.to(dtype_of(definition.inputs[name]))})
 
 
 # Verification of drafted tokens.
@@ -512,14 +511,14 @@ POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
 
 def chain(wide: Wide) -> Tensors:
     """Each row's most probable sequence [d + 1], padded with -1, and its exact distribution over sequences."""
-    target, found = wide[TARGET], list[Support]()
+    target, rows = wide[TARGET], list[Support]()
     for row in zip(wide[DRAFT], wide.given(IDS).tolist(), target, strict=True):
         chances, sequences = zip(*_sequences(*row), strict=True)
         tokens = [[*sequence, *[-1] * (target.shape[1] - len(sequence))] for sequence in sequences]
         probs = torch.tensor(chances, dtype=torch.float64)
-        found.append(Support(torch.tensor(tokens), probs, torch.zeros(len(tokens), dtype=torch.bool)))
+        rows.append(Support(torch.tensor(tokens), probs, torch.zeros(len(tokens), dtype=torch.bool)))
     [name] = wide.definition.outputs
-    return distribution(found, target.device, name, target.shape[1])
+    return distribution(rows, target.device, name, target.shape[1])
 
 
 def of_chains(definition: Definition) -> str | None:
@@ -540,7 +539,7 @@ class Speculative(Sampler):
     target follows. Places after the end hold -1. Each position of a row has separate distributions.
     """
 
-    in_all = 1024
+    draws_per_case = 1024
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
         """Drafts' probabilities [n d v] and ids [n d], the target's probabilities [n d+1 v]; any output name."""
@@ -570,10 +569,10 @@ class Speculative(Sampler):
         places = draw.integers("places", (rows, more, len(DRAFTED)), torch.int64, low=0, high=slot)
         places += torch.arange(len(DRAFTED), device=draw.device) * slot
         places[..., 0], places[..., -1] = 0, vocabulary - 1  # which kernels are most likely to leave out
-        kinds = POSITIONS[case.params["drafts"]]
-        chosen = [[kinds[(row + position) % len(kinds)] for position in range(more)] for row in range(rows)]
-        weights = torch.tensor([[TARGETS[which] for which, _ in row] for row in chosen], device=draw.device)
-        drafted = torch.tensor([[token for _, token in row] for row in chosen], device=draw.device)
+        pairs = POSITIONS[case.params["drafts"]]
+        at = [[pairs[(row + position) % len(pairs)] for position in range(more)] for row in range(rows)]
+        weights = torch.tensor([[TARGETS[which] for which, _ in row] for row in at], device=draw.device)
+        drafted = torch.tensor([[token for _, token in row] for row in at], device=draw.device)
         target = torch.zeros(shapes[TARGET], device=draw.device).scatter_(-1, places, weights.float() / 8)
         draft_weights = torch.tensor(DRAFTED, device=draw.device).expand(rows, more - 1, -1).float() / 8
         drafts = torch.zeros(shapes[DRAFT], device=draw.device).scatter_(-1, places[:, :-1], draft_weights)
@@ -586,26 +585,28 @@ def _sequences(
     drafts: torch.Tensor, ids: Sequence[int], target: torch.Tensor
 ) -> list[tuple[float, tuple[int, ...]]]:
     """(probability, tokens) of each sequence that one row may yield, the most probable first."""
-    found: list[tuple[float, tuple[int, ...]]] = []
+    sequences: list[tuple[float, tuple[int, ...]]] = []
 
-    def ended(reached: float, kept: tuple[int, ...], weights: torch.Tensor) -> None:
-        """Add the sequences that end here, after `kept`, with a token drawn by weights."""
-        places = weights.nonzero().flatten().tolist()
-        shares = (weights[places] / weights.sum()).tolist()
-        found.extend((reached * share, (*kept, place)) for share, place in zip(shares, places, strict=True))
+    def end(probability: float, weights: torch.Tensor) -> None:
+        """Add the sequences that end here, `probability` in all: the kept tokens, then one drawn by weights."""
+        last = weights.nonzero().flatten().tolist()
+        shares = (weights[last] / weights.sum()).tolist()
+        sequences.extend((probability * share, (*kept, token)) for share, token in zip(shares, last, strict=True))
 
-    reached = 1.0
+    reached = 1.0  # probability that all drafts so far are accepted
     kept: tuple[int, ...] = ()
-    for wanted, said, token in zip(target[:-1], drafts, ids, strict=True):
-        accepted = min(1.0, float(wanted[token] / said[token])) if said[token] else float(wanted[token] > 0)
+    for of_target, of_draft, token in zip(target[:-1], drafts, ids, strict=True):
+        # a token that the draft model never proposes is accepted if the target model has it
+        ratio = float(of_target[token] / of_draft[token]) if of_draft[token] else float(of_target[token] > 0)
+        accepted = min(1.0, ratio)
         if accepted < 1:
-            ended(reached * (1 - accepted), kept, (wanted - said).clamp_min(0))
+            end(reached * (1 - accepted), (of_target - of_draft).clamp_min(0))
         reached, kept = reached * accepted, (*kept, int(token))
         if not reached:
             break
     else:
-        ended(reached, kept, target[-1])
-    return sorted(found, reverse=True)
+        end(reached, target[-1])
+    return sorted(sequences, reverse=True)
 
 
 # Variants and mutants: draws from the distribution that their filters leave.
@@ -646,21 +647,27 @@ MUTANTS = (
 # Steps before a draw: softmax, and filters of logits or probabilities. Nothing is drawn here.
 
 
-def left(wide: Wide, *, power: float = 1.0, more: int = 0, whole: bool = True) -> Tensors:
-    """Softmax at a temperature, or logits with -inf for all but the best k, or renormalised kept probabilities."""
-    if "temperature" in wide:
-        return {"output": torch.softmax(wide["logits"] / wide.number("temperature") ** power, -1)}
-    k = int(wide.number("top_k")) + more if "top_k" in wide else None
-    if "logits" in wide:
-        logits = wide["logits"]
-        bound = logits.topk(max(k or 0, 1)).values[:, -1:]
-        return {"masked_logits": torch.where(logits >= bound, logits, -math.inf)}
-    found = torch.zeros_like(wide["probs"])
+def tempered(wide: Wide, *, power: float = 1.0) -> Tensors:
+    """Softmax of logits [n v] over the temperature; mutants take a `power` of it."""
+    return {"output": torch.softmax(wide["logits"] / wide.number("temperature") ** power, -1)}
+
+
+def masked_logits(wide: Wide) -> Tensors:
+    """Logits [n v] with -inf for all but the best k of each row."""
+    logits = wide["logits"]
+    bound = logits.topk(max(int(wide.number("top_k")), 1)).values[:, -1:]
+    return {"masked_logits": torch.where(logits >= bound, logits, -math.inf)}
+
+
+def renormalised(wide: Wide, *, sum_one: bool = True) -> Tensors:
+    """Probabilities [n v] after top-k or top-p, 0 for tokens left out; in a mutant they do not sum to 1."""
+    k = int(wide.number("top_k")) if "top_k" in wide else None
     p = wide.number("top_p") if "top_p" in wide else None
-    for out, row in zip(found, wide["probs"], strict=True):
-        kept = support(row, k, p)
-        out[kept.tokens] = kept.probs.to(out.dtype) if whole else row[kept.tokens]
-    return {"renormalized": found}
+    outputs = torch.zeros_like(wide["probs"])
+    for out, row in zip(outputs, wide["probs"], strict=True):
+        support = after_filters(row, k, p)
+        out[support.tokens] = support.probs.to(out.dtype) if sum_one else row[support.tokens]
+    return {"renormalized": outputs}
 
 
 def distinct(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -673,17 +680,17 @@ def distinct(draw: Draw, wanted: Wanted) -> torch.Tensor:
 def clear(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw probabilities without ties, whose sums are not close to the filters' limits."""
     probs = torch.zeros(wanted.shape, device=draw.device)
-    placed(draw, "many" if is_hidden(wanted.case.id) else "clear", probs)
+    place_patterns(draw, "many" if is_hidden(wanted.case.id) else "clear", probs)
     fine = draw.integers(f"{wanted.name}.fine", wanted.shape, low=0, high=8) * 2.0**-14  # what 16 bits do not hold
     return (probs * (1 + fine)).to(wanted.dtype)
 
 
-LEFT = Op(
+STEPS = Op(
     "sampling",
-    Form("logits[n v] temperature? -> output[n v]", left),
-    Form("logits[n v] top_k -> masked_logits[n v]", left),
-    Form("probs[n v] top_k -> renormalized[n v]", left),
-    Form("probs[n v] top_p -> renormalized[n v]", left),
+    Form("logits[n v] temperature? -> output[n v]", tempered),
+    Form("logits[n v] top_k -> masked_logits[n v]", masked_logits),
+    Form("probs[n v] top_k -> renormalized[n v]", renormalised),
+    Form("probs[n v] top_p -> renormalized[n v]", renormalised),
     scalars={"temperature": 0.75, "top_k": 3, "top_p": 0.66},
     draws={
         "logits": lambda draw, wanted: None if "output" in wanted.definition.outputs else distinct(draw, wanted),
@@ -701,7 +708,7 @@ LEFT = Op(
         altered("tokens shifted", "logits", "probs", change=lambda rows: rows.roll(1, 1)),
         Mutant("times the temperature", applies=has("temperature"), power=-1.0),
         Mutant("temperature dropped", applies=has("temperature"), power=0.0),
-        Mutant("not made anew", applies=has("probs"), whole=False),
+        Mutant("not renormalised", applies=has("probs"), sum_one=False),
         altered("smallest in place of largest", "logits", change=lambda logits: -logits),
     ),
 )
@@ -709,12 +716,11 @@ LEFT = Op(
 # Indices of the best scores in a window of each row, moved by an offset or mapped to slots of pages.
 
 
-def chosen_places(
+def best_of_window(
     wide: Wide,
     *,
-    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,  # indices of the best k of a row's scores
+    chosen: Choose = best,
     more: int = 0,  # added to lengths
-    sign: float = 1.0,  # -1: the smallest are chosen
     shifted: bool = True,  # whether starts and offsets are used
 ) -> Tensors:
     """Indices [n, k] of the k best of `lengths` scores from a row's start, plus an offset or as slots of pages."""
@@ -723,21 +729,18 @@ def chosen_places(
     start = wide["row_starts"].long() if "row_starts" in wide and shifted else scores.new_zeros(len(scores)).long()
     window = scores.gather(1, (place + start[:, None]).clamp_max(max(width - 1, 0)))
     if "offsets" in wide:
-        stands = place + wide["offsets"].long()[:, None] * shifted
+        numbers = place + wide["offsets"].long()[:, None] * shifted
     else:
         size, table = int(wide.number("page_size", 1)), wide["src_page_table"].long()
-        owner = wide["row_to_batch"].long() if "row_to_batch" in wide else torch.arange(len(scores))
+        table_row = wide["row_to_batch"].long() if "row_to_batch" in wide else torch.arange(len(scores))
         first = wide["page_table_row_starts"].long() if "page_table_row_starts" in wide else start
         pages = (first[:, None] + place // size).clamp_max(table.shape[1] - 1)
-        stands = table[owner[:, None], pages] * size + place % size
-    found = largest(
-        wide.changed(input=sign * window), scores="input", lengths="lengths", count="k", chosen=chosen, more=more
-    )
-    own = found["indices"].long()
-    found["indices"] = torch.where(own < 0, -1, stands.gather(1, own.clamp_min(0))).to(torch.int32)
-    found["indices@scores"] = found["indices@scores"] * sign
-    found["indices@candidates"] = torch.where(found["indices@candidates"] < 0, -1, stands)
-    return found
+        numbers = table[table_row[:, None], pages] * size + place % size
+    outputs = largest("indices", window, wide["lengths"].long() + more, int(wide.number("k")), chosen)
+    places = outputs["indices"].long()
+    outputs["indices"] = torch.where(places < 0, -1, numbers.gather(1, places.clamp_min(0))).to(torch.int32)
+    outputs["indices@candidates"] = torch.where(outputs["indices@candidates"] < 0, -1, numbers)
+    return outputs
 
 
 def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
@@ -745,28 +748,29 @@ def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     name, width = wanted.name, wanted.shape_of("input")[1]
     if name == "src_page_table":
         return draw.uniform(name, wanted.shape).argsort(-1).to(wanted.dtype)
-    table = (0, width) if "offsets" in wanted.definition.inputs else wanted.shape_of("src_page_table")
-    last = (width - 1) // wanted.definition.const_axes.get("page_size", 1)
-    ends = {
-        "lengths": width - width // 4 + 1,
-        "row_starts": width // 4 + 1,
-        "page_table_row_starts": table[1] - last,
+    tables, columns = (0, 0) if "offsets" in wanted.definition.inputs else wanted.shape_of("src_page_table")
+    last_page = (width - 1) // wanted.definition.const_axes.get("page_size", 1)
+    highest = {
+        "lengths": width - width // 4,
+        "row_starts": width // 4,
+        "row_to_batch": tables - 1,
+        "page_table_row_starts": columns - last_page - 1,
+        "offsets": (1 << 20) - 1,
     }
-    high = table[0] if name == "row_to_batch" else ends.get(name, 1 << 20)
-    return draw.integers(name, wanted.shape, low=0, high=max(high, 1)).to(wanted.dtype)
+    return draw.integers(name, wanted.shape, low=0, high=max(highest[name], 0) + 1).to(wanted.dtype)
 
 
 FLAGS = ("deterministic", "tie_break", "dsa_graph_safe")
-PLACES = Op(
+WINDOWS = Op(
     "sampling",
     Form(
         "input[n m] offsets[n] lengths[n] k deterministic? tie_break? dsa_graph_safe? -> indices[n k]",
-        chosen_places,
+        best_of_window,
     ),
     Form(
         "input[n m] src_page_table[b w] lengths[n] k row_to_batch[n]? row_starts[n]? page_table_row_starts[n]?"
         " page_size? -> indices[n k]",
-        chosen_places,
+        best_of_window,
     ),
     sizes={"m": (40, 9, 65, 17), "b": (3, 1, 5), "w": lambda at: at["m"] + 3},
     scalars={**dict.fromkeys(FLAGS, 0), "page_size": 4, "k": 8},
@@ -791,8 +795,8 @@ PLACES = Op(
 )
 SAMPLING = Filtered(
     "sampling",
-    Form("probs[n v] top_k[n]? top_p[n]? -> samples[n]", filtered),
-    other_forms=(LEFT, PLACES),
+    Form("probs[n v] top_k[n]? top_p[n]? -> samples[n]", samples),
+    other_forms=(STEPS, WINDOWS),
     family="sampling",
     slow=True,
     coupled=True,
@@ -802,8 +806,8 @@ SAMPLING = Filtered(
 DISTRIBUTIONS = Distributions(
     "sampling",
     *(
-        Form(f"{given}[n v] {filters} indices[r]? -> samples[n]", filtered)
-        for given in ("probs", "logits")
+        Form(f"{rows}[n v] {filters} indices[r]? -> samples[n]", samples)
+        for rows in ("probs", "logits")
         for filters in ("", "min_p", "top_k top_p")
     ),
     sizes={"r": ()},

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
+from traceproof.models.drafts import Extraction, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import formats
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, scalar, tensor
@@ -20,6 +19,7 @@ from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import SDPA, against_latent, by_sdpa, workspace
+from traceproof.ops.families.blockscaled import ANY_BYTES, of_codes
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import FAR, Op
@@ -37,33 +37,49 @@ DATACENTRE = ((10, 0), (10, 9))  # of Blackwell and Rubin
 SCORE_ERROR = 2.0**-12
 
 
-def parts(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def split_bytes(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of cache pages: the keys' bytes, uint8 [pages * page_size, D], and the scales', [pages * page_size, 4]."""
     pages, page_size, _, packed = cache.shape
     width = packed - SCALE_BYTES
     flat = cache.contiguous().view(torch.uint8).view(pages, page_size * packed)
-    data, scales = flat[:, : page_size * width].contiguous(), flat[:, page_size * width :].contiguous()
-    return data.view(-1, width), scales.view(-1, SCALE_BYTES)
+    keys, scales = flat[:, : page_size * width].contiguous(), flat[:, page_size * width :].contiguous()
+    return keys.view(-1, width), scales.view(-1, SCALE_BYTES)
 
 
-def unpack(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def fp8_keys(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys fp8 [pages * page_size, D] and scales float32 [pages * page_size, 1] of cache pages."""
-    data, scales = parts(cache)
-    return data.view(torch.float8_e4m3fn), scales.view(torch.float32)
+    keys, scales = split_bytes(cache)
+    return keys.view(torch.float8_e4m3fn), scales.view(torch.float32)
 
 
-def in_mxfp4(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def fp8_keys_by_token(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mutant of `fp8_keys` that reads each token's key, then its scale, as the shape suggests; NaN become 0."""
+    rows = cache.contiguous().view(torch.uint8).flatten(0, 2)
+    keys = rows[:, :-SCALE_BYTES].contiguous().view(torch.float8_e4m3fn).float()
+    scales = rows[:, -SCALE_BYTES:].contiguous().view(torch.float32)
+    return keys.nan_to_num(), scales.nan_to_num(posinf=0.0, neginf=0.0)
+
+
+def mxfp4_values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Values of pairs of fp4 codes, [..., D / 2] to float64 [..., D]; 32 neighbours share an e8m0 scale."""
     values = formats.E2M1.decode(formats.unpack(codes))
     return values * formats.E8M0.decode(scales).repeat_interleave(formats.MX_BLOCK, -1)
 
 
-def unpack_by_token(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A mutant of `unpack` that reads each token's key, then its scale, as the shape suggests; NaN become 0."""
-    rows = cache.contiguous().view(torch.uint8).flatten(0, 2)
-    data = rows[:, :-SCALE_BYTES].contiguous().view(torch.float8_e4m3fn).float()
-    scales = rows[:, -SCALE_BYTES:].contiguous().view(torch.float32)
-    return data.nan_to_num(), scales.nan_to_num(posinf=0.0, neginf=0.0)
+Unpack = Callable[["torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]  # cache pages -> keys, scales
+Score = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # products, weights -> scores
+Choose = Callable[["torch.Tensor", int], "torch.Tensor"]  # scores of a row, k -> places of the best k
+
+
+def decoded_keys(
+    pages: torch.Tensor, dtype: torch.dtype, unpacked: Unpack, change_scales: Part, *, fp4: bool = False
+) -> torch.Tensor:
+    """Keys times scales, [pages * page_size, D], of cache pages in fp8, or in fp4 with a scale per 32 values."""
+    if fp4:
+        codes, exponents = split_bytes(pages)
+        return mxfp4_values(codes, change_scales(exponents)).to(dtype)
+    keys, scales = unpacked(pages)
+    return keys.to(dtype) * change_scales(scales.to(dtype))
 
 
 def score(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -78,14 +94,14 @@ def best(scores: torch.Tensor, topk: int) -> torch.Tensor:
 
 def without_kth(scores: torch.Tensor, topk: int) -> torch.Tensor:
     """A mutant of `best`: the one after the k-th in its place."""
-    found = best(scores, topk + 1)
-    return torch.cat([found[: topk - 1], found[topk:]]) if len(found) > topk else found
+    places = best(scores, topk + 1)
+    return torch.cat([places[: topk - 1], places[topk:]]) if len(places) > topk else places
 
 
 def first_twice(scores: torch.Tensor, topk: int) -> torch.Tensor:
     """A mutant of `best`: the first one twice, the last one left out."""
-    found = best(scores, topk)
-    return torch.cat([found[:1], found[:-1]])
+    places = best(scores, topk)
+    return torch.cat([places[:1], places[:-1]])
 
 
 def row_of(places: torch.Tensor, pages: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -98,19 +114,19 @@ def topk_of(definition: Definition) -> int:
     return definition.const_axes.get((definition.outputs["topk_indices"].shape or ("", ""))[1], 0)
 
 
-def changed(found: Tensors, change: Part) -> Tensors:
-    """The outputs changed by `change`, without their `@` entries."""
-    return {name: change(one) for name, one in found.items() if "@" not in name}
+def outputs_changed(change: Part) -> Callable[[Wide, Tensors], Tensors]:
+    """A mutant's `outputs`: each output changed by `change`."""
+    return lambda _, outputs: {name: change(one) for name, one in outputs.items() if "@" not in name}
 
 
-def index(
+def indexed(
     wide: Wide,
     *,
-    unpacked: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = unpack,
-    scaled: Part = same,
-    scored: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = score,
-    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,
-    named: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = row_of,
+    unpacked: Unpack = fp8_keys,
+    change_scales: Part = same,
+    scored: Score = score,
+    chosen: Choose = best,
+    numbered: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = row_of,
 ) -> Tensors:
     """The topk tokens of each sequence with the best `sum over heads h of weights[h] * relu(q[h] . k * scale)`.
 
@@ -131,47 +147,37 @@ def index(
         if length == 0:
             continue
         pages = table[row, : -(-length // page_size)]
-        data, scales = unpacked(cache[pages])
-        keys = data[:length].to(wide.dtype) * scaled(scales[:length].to(wide.dtype))
+        keys = decoded_keys(cache[pages], wide.dtype, unpacked, change_scales)[:length]
         candidates[row, :length] = row_of(torch.arange(length, device=device), pages, page_size)
         scores[row, :length] = scored(q[row] @ keys.T, weights[row])
         unit = (weights[row] * q[row].norm(dim=-1)).norm() * keys.norm(dim=-1).amax()
         tolerance[row] = SCORE_ERROR * unit
-        found = named(chosen(scores[row, :length], topk), pages, page_size)[:topk]
-        indices[row, : len(found)] = found.to(torch.int32)
+        best_tokens = numbered(chosen(scores[row, :length], topk), pages, page_size)[:topk]
+        indices[row, : len(best_tokens)] = best_tokens.to(torch.int32)
     extras = {"scores": scores, "candidates": candidates, "tolerance": tolerance}
     return {"topk_indices": indices, **{f"topk_indices@{name}": value for name, value in extras.items()}}
 
 
-def logits_of(
-    wide: Wide,
-    *,
-    scaled: Part = same,
-    scored: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = score,
-    unpacked: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = unpack,
+def indexer_logits(
+    wide: Wide, *, change_scales: Part = same, scored: Score = score, unpacked: Unpack = fp8_keys
 ) -> Tensors:
     """The scores `logits` [sequences, max_seq_len] of one query per sequence, unspecified beyond its length.
 
     With `q_sf` queries and keys are fp4 codes, whose scales are of 32 neighbours; otherwise fp8, and one scale of
     a key is float32.
     """
-    cache, table, coded = wide.given("kv_fused"), wide["block_tables"].long(), "q_sf" in wide
+    cache, table, fp4 = wide.given("kv_fused"), wide["block_tables"].long(), "q_sf" in wide
     q, page_size = wide.given("q")[:, 0], cache.shape[1]
-    if coded:
-        q = in_mxfp4(q, wide.given("q_sf")[:, 0, :, None].view(torch.uint8))
+    if fp4:
+        q = mxfp4_values(q, wide.given("q_sf")[:, 0, :, None].view(torch.uint8))
     q = q.to(wide.dtype)
-    count = int(wide.number("max_seq_len"))
-    found = torch.full((len(q), count), -math.inf, dtype=wide.dtype, device=q.device)
+    longest = int(wide.number("max_seq_len"))
+    logits = torch.full((len(q), longest), -math.inf, dtype=wide.dtype, device=q.device)
     for row, length in enumerate(wide["seq_lens"].tolist()):
         pages = cache[table[row, : -(-length // page_size)]]
-        if coded:
-            data, scales = parts(pages)
-            keys = in_mxfp4(data, scaled(scales)).to(wide.dtype)
-        else:
-            data, scales = unpacked(pages)
-            keys = data.to(wide.dtype) * scaled(scales.to(wide.dtype))
-        found[row, :length] = scored(q[row] @ keys[:length].T, wide["weights"][row])
-    return {"logits": found}
+        keys = decoded_keys(pages, wide.dtype, unpacked, change_scales, fp4=fp4)[:length]
+        logits[row, :length] = scored(q[row] @ keys.T, wide["weights"][row])
+    return {"logits": logits}
 
 
 # Its cases. Patterns: `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so that a
@@ -182,6 +188,24 @@ def logits_of(
 DATA_SCALE = 16.0  # normal data times 16 stay below 70: fp8 reaches 448 and keeps 3 bits of mantissa down to 2**-6
 POISON_SCALE = 64.0  # scale of tokens that no sequence may read; others stay below 4, so these win when read
 PLANTED_SCALE = 4.0  # scale of tokens at boundaries, whose key is a copy of the query: they belong to the best
+
+
+def fp8_drawn(draw: Draw, name: str, shape: Sequence[int], pattern: str) -> torch.Tensor:
+    """Draw normal fp8 data; integers in -1..1 for `ties`; for `zero` queries above 0 and keys below."""
+    if pattern == "ties":
+        data = draw.integers(name, shape, torch.int32, low=-1, high=2).to(torch.float32)
+    else:
+        data = draw.normal(name, shape, torch.float32, scale=DATA_SCALE)
+    if pattern == "zero":
+        data = -data.abs() if name == "keys" else data.abs()
+    return data.to(torch.float8_e4m3fn)  # round to nearest even on every device
+
+
+def scales_drawn(draw: Draw, count: int) -> torch.Tensor:
+    """Draw float32 scales [count], (1 + m / 8) * 2**e with m in 0..7 and e in -2..1, which are exact."""
+    powers = torch.tensor([0.25, 0.5, 1.0, 2.0], device=draw.device)
+    scales = draw.integers("scale mantissa", (count,), low=8, high=16).to(torch.float32) / 8
+    return scales * powers[draw.integers("scale exponent", (count,), torch.int64, low=0, high=4)]
 
 
 class Indexer(Op):
@@ -214,54 +238,46 @@ class Indexer(Op):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal fp8 data, scales over four powers of two, permuted pages, poison in tokens of no sequence."""
         shapes, _ = specified(definition, case, definition.inputs)
-        pages, page_size, _, packed = shapes["k_index_cache_fp8"]
+        pool, page_size, _, packed = shapes["k_index_cache_fp8"]
         pattern, lens = str(case.params["pattern"]), list(case.params["seq_lens"])
-        signs = {"q_index_fp8": 1, "keys": -1} if pattern == "zero" else {}
-
-        def fp8(name: str, shape: Sequence[int]) -> torch.Tensor:
-            if pattern == "ties":
-                data = draw.integers(name, shape, torch.int32, low=-1, high=2).to(torch.float32)
-            else:
-                data = draw.normal(name, shape, torch.float32, scale=DATA_SCALE)
-            data = data.abs() * signs[name] if name in signs else data
-            return data.to(torch.float8_e4m3fn)  # round to nearest even on every device
-
-        q, keys = fp8("q_index_fp8", shapes["q_index_fp8"]), fp8("keys", (pages * page_size, packed - SCALE_BYTES))
+        q = fp8_drawn(draw, "q_index_fp8", shapes["q_index_fp8"], pattern)
+        keys = fp8_drawn(draw, "keys", (pool * page_size, packed - SCALE_BYTES), pattern)
         if pattern == "outlier":
             channel = keys.shape[1] // 3
             keys[:, channel] = (keys[:, channel].to(torch.float32) * 4).to(keys.dtype)  # below 4 * 70 = 280
-        scales = torch.ones(len(keys), device=draw.device)
-        if pattern != "ties":  # (1 + m / 8) * 2**e, e in -2..1, exact
-            powers = torch.tensor([0.25, 0.5, 1.0, 2.0], device=draw.device)
-            scales = draw.integers("scale mantissa", (len(keys),), low=8, high=16).to(torch.float32) / 8
-            scales = scales * powers[draw.integers("scale exponent", (len(keys),), torch.int64, low=0, high=4)]
+        scales = torch.ones(len(keys), device=draw.device) if pattern == "ties" else scales_drawn(draw, len(keys))
         weights = draw.normal("weights", shapes["weights"], scale=1e-3 if pattern == "tiny" else 1.0)
         if pattern == "negative":
             weights = -weights.abs()
-        ids = PageTable.of(lens, page_size, shared=False).table(draw)
-        spare = min(set(range(pages)) - {page for own in ids for page in own})
-        padded = [[*own, *[spare] * (shapes["block_table"][1] - len(own))] for own in ids]
+        pages = PageTable.of(lens, page_size, shared=False).table(draw)
+        spare = min(set(range(pool)).difference(*pages))  # a page of no sequence, for unused entries
+        columns = shapes["block_table"][1]
+        padded = [[*of_sequence, *[spare] * (columns - len(of_sequence))] for of_sequence in pages]
         table = torch.tensor(padded, dtype=torch.int32, device=draw.device).view(shapes["block_table"])
+        # Per sequence the rows of the flattened cache with its tokens.
         rows = [
-            row_of(torch.arange(length, device=draw.device), own.long(), page_size)
-            for own, length in zip(table, lens, strict=True)
+            row_of(torch.arange(length, device=draw.device), entries.long(), page_size)
+            for entries, length in zip(table, lens, strict=True)
         ]
         unread = torch.ones(len(keys), dtype=torch.bool, device=draw.device)
         unread[torch.cat(rows)] = False
         scales[unread] = POISON_SCALE
-        for row, taken in enumerate(rows):
-            length, high = len(taken), list[int]()
+        for sequence, tokens in enumerate(rows):
+            length = len(tokens)
             if pattern == "planted":  # at page boundaries, so that losing one of these tokens shows
-                places = {0, length - 1, page_size - 1, page_size, (length - 1) // page_size * page_size}
-                high = sorted(place for place in places if 0 <= place < length)
-            marked = taken[torch.tensor(high, dtype=torch.int64, device=draw.device)]
-            if pattern == "boundary":  # topk of them, so that taking any other shows
-                marked = taken[draw.permutation(f"high {row}", min(topk_of(definition), length), out_of=length)]
+                ends = {0, length - 1, page_size - 1, page_size, (length - 1) // page_size * page_size}
+                inside = sorted(place for place in ends if 0 <= place < length)
+                places = torch.tensor(inside, dtype=torch.int64, device=draw.device)
+            elif pattern == "boundary":  # topk of them, so that taking any other shows
+                places = draw.permutation(f"high {sequence}", min(topk_of(definition), length), out_of=length)
+            else:
+                continue
             # The query of the head with the largest weight: the score is some six deviations above the others'.
-            of_head: list[float] = weights[row].tolist()
-            keys.view(torch.uint8)[marked] = q[row][of_head.index(max(of_head))].view(torch.uint8)
-            scales[marked] = PLANTED_SCALE
-        parts = [part.contiguous().view(-1).view(torch.uint8).view(pages, -1) for part in (keys, scales)]
+            of_heads: list[float] = weights[sequence].tolist()
+            query = q[sequence][of_heads.index(max(of_heads))]
+            keys.view(torch.uint8)[tokens[places]] = query.view(torch.uint8)
+            scales[tokens[places]] = PLANTED_SCALE
+        parts = [part.contiguous().view(-1).view(torch.uint8).view(pool, -1) for part in (keys, scales)]
         cache = torch.cat(parts, 1).view(torch.int8).view(shapes["k_index_cache_fp8"])
         lengths = torch.tensor(lens, dtype=torch.int32, device=draw.device)
         values = {"q_index_fp8": q, "k_index_cache_fp8": cache, "weights": weights, "seq_lens": lengths}
@@ -337,11 +353,11 @@ class Listed(Attention):
         rows = draw.permutation("pool", most, out_of=pool - 2) + 1
         indices = torch.full((len(valid), topk), -1, dtype=torch.int32, device=draw.device)
         for token, count in enumerate(valid):
-            own = draw.permutation(f"sparse_indices {token}", count, out_of=most)
+            chosen = draw.permutation(f"sparse_indices {token}", count, out_of=most)
             places = torch.arange(count, device=draw.device)
             if case.params["holes"]:
                 places = draw.permutation(f"holes {token}", count, out_of=topk).sort().values
-            indices[token, places] = rows[own].to(torch.int32)
+            indices[token, places] = rows[chosen].to(torch.int32)
         read = indices[indices >= 0].to(torch.int64)
         data = self._data(definition, case, draw, Visible(read, starts(valid)[:-1], valid, valid, 1))
         return ordered(definition, {**data, "sparse_indices": indices})
@@ -370,17 +386,28 @@ def last_page_ignored(wide: Wide) -> Mapping[str, torch.Tensor]:
 
 
 SCORING = (  # of products [heads, tokens] and weights [heads]
-    Mutant("indexer: ReLU dropped", scored=lambda p, w: w @ p),
-    Mutant("indexer: ReLU of the sum over heads", scored=lambda p, w: torch.relu(w @ p)),
-    Mutant("indexer: absolute value for ReLU", scored=lambda p, w: w @ p.abs()),
-    Mutant("indexer: weights of heads ignored", scored=lambda p, _: torch.relu(p).sum(0)),
-    Mutant("indexer: weights of heads reversed", scored=lambda p, w: score(p, w.flip(0))),
-    Mutant("indexer: one dead head", scored=lambda p, w: score(p[1:], w[1:])),
+    Mutant("ReLU dropped", scored=lambda products, weights: weights @ products),
+    Mutant("ReLU of the sum over heads", scored=lambda products, weights: torch.relu(weights @ products)),
+    Mutant("absolute value for ReLU", scored=lambda products, weights: weights @ products.abs()),
+    Mutant("weights of heads ignored", scored=lambda products, _: torch.relu(products).sum(0)),
+    Mutant("weights of heads reversed", scored=lambda products, weights: score(products, weights.flip(0))),
+    Mutant("first head not scored", scored=lambda products, weights: score(products[1:], weights[1:])),
     Mutant(
-        "indexer: scales of keys ignored",
-        scaled=lambda scales: torch.full_like(scales, 1 if scales.is_floating_point() else 127),
+        "scales of keys ignored",
+        change_scales=lambda scales: torch.full_like(scales, 1 if scales.is_floating_point() else 127),
     ),
-    Mutant("indexer: scales of keys one token off", scaled=lambda scales: scales.roll(1, 0)),
+    Mutant("scales of keys one token off", change_scales=lambda scales: scales.roll(1, 0)),
+    Mutant("cache read token by token", applies=has_not("q_sf"), unpacked=fp8_keys_by_token),
+    altered(
+        "rows of the table shifted by one", "block_table", "block_tables", change=lambda table: table.roll(1, 0)
+    ),
+)
+CHOOSING = (  # of scores
+    Mutant("smallest in place of largest", chosen=lambda scores, topk: best(-scores, topk)),
+    Mutant("k-th replaced by the one after it", chosen=without_kth),
+    Mutant("the first one twice, the last left out", chosen=first_twice),
+    Mutant("first of the row", chosen=lambda scores, topk: torch.arange(min(topk, len(scores)))),
+    Mutant("padded with 0", outputs=outputs_changed(lambda indices: indices.clamp_min(0))),
 )
 
 INDEXER = Indexer(
@@ -388,7 +415,7 @@ INDEXER = Indexer(
     Form(
         "q_index_fp8[b h d] k_index_cache_fp8[p s g w] weights[b h] seq_lens[b] block_table[b r]"
         " -> topk_indices[b k]",
-        index,
+        indexed,
     ),
     requires=packed_otherwise,
     sizes={"p": (), "r": ()},  # set by `cases`
@@ -396,33 +423,20 @@ INDEXER = Indexer(
     gates={"topk_indices": IndexSet()},
     mutants=(
         *SCORING,
-        Mutant("indexer: cache read token by token", unpacked=unpack_by_token),
+        *CHOOSING,
         altered(
-            "indexer: block table ignored",
+            "block table ignored",
             "block_table",
             change=lambda table: torch.arange(table.shape[1]).expand(table.shape),
         ),
-        altered(
-            "indexer: block table transposed", "block_table", change=lambda table: table.T.reshape(table.shape)
-        ),
-        altered("indexer: rows shifted by one", "block_table", change=lambda table: table.roll(1, 0)),
-        altered("indexer: sequence one token shorter", "seq_lens", change=lambda lens: (lens - 1).clamp_min(0)),
-        altered("indexer: sequence one token longer", "seq_lens", change=lambda lens: lens + (lens > 0)),
-        Mutant("indexer: last page ignored", inputs=last_page_ignored),
-        Mutant("indexer: place in the sequence for index in the cache", named=lambda places, *_: places),
-        Mutant(
-            "indexer: offset in the page dropped", named=lambda places, pages, size: pages[places // size] * size
-        ),
-        Mutant("indexer: k-th replaced by the one after it", chosen=without_kth),
-        Mutant("indexer: best index twice, last left out", chosen=first_twice),
-        Mutant("indexer: worst instead of best", chosen=lambda scores, topk: best(-scores, topk)),
-        Mutant(
-            "indexer: first of the sequence instead of best",
-            chosen=lambda s, topk: torch.arange(min(topk, len(s))),
-        ),
-        Mutant("indexer: one index left out", chosen=lambda scores, topk: best(scores, topk)[:-1]),
-        Mutant("indexer: padded with 0", outputs=lambda _, found: changed(found, lambda x: x.clamp_min(0))),
-        Mutant("indexer: zeros", outputs=lambda _, found: changed(found, lambda x: x * 0)),
+        altered("block table transposed", "block_table", change=lambda table: table.T.reshape(table.shape)),
+        altered("sequence one token shorter", "seq_lens", change=lambda lengths: (lengths - 1).clamp_min(0)),
+        altered("sequence one token longer", "seq_lens", change=lambda lengths: lengths + (lengths > 0)),
+        Mutant("last page ignored", inputs=last_page_ignored),
+        Mutant("place in the sequence for index in the cache", numbered=lambda places, *_: places),
+        Mutant("offset in the page dropped", numbered=lambda places, pages, size: pages[places // size] * size),
+        Mutant("one index left out", chosen=lambda scores, topk: best(scores, topk)[:-1]),
+        Mutant("all indices 0", outputs=outputs_changed(lambda indices: indices * 0)),
     ),
 )
 DSA_PAGED = Listed(
@@ -502,11 +516,7 @@ DSA_PAGED.truth("torch", *SDPA, serves=LISTED)(by_sdpa)  # an index is a token o
 PAGED = 64  # tokens per page of the indexer's cache: DeepGEMM has no other
 
 
-def _indexer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    return {"heads": module.n_heads, "dim": module.head_dim, "topk": module.index_topk}
-
-
-def _attention(module: ModelModule, _: Reading) -> KernelCall | None:
+def _sparse_call(module: ModelModule, _: Reading) -> KernelCall | None:
     """The call of absorbed sparse attention; None for any other, e.g. that over all of a short sequence."""
     facts = module.facts
     if not (facts.get("sparse") and facts.get("absorbed") and facts.get("topk")):
@@ -514,7 +524,7 @@ def _attention(module: ModelModule, _: Reading) -> KernelCall | None:
     return call_of(module, "dsa", "heads", "topk", ckv=facts["kv_lora_rank"], kpe=facts["rope_dim"])
 
 
-def _differs(call: KernelCall, evidence: Evidence) -> str | None:
+def _sparse_differs(call: KernelCall, evidence: Evidence) -> str | None:
     named = {module.facts["topk"] for module in evidence.of("indexer")}
     wrong = against_latent(call, evidence)
     if wrong is None and call["topk"] not in named:
@@ -522,46 +532,52 @@ def _differs(call: KernelCall, evidence: Evidence) -> str | None:
     return wrong
 
 
-def _sparse_attention(call: KernelCall, choice: Choice) -> Iterator[Draft]:
-    for page_size in choice.page_sizes:
-        values = {**dict(call.facts), "page_size": page_size}
-        yield draft(DSA_PAGED.op_type, "dsa_sparse_attention", values)
-
-
-def _topk_indexer(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    sizes = {"page_size": PAGED, "with_scale": call["dim"] + SCALE_BYTES}
-    yield draft(DSA_PAGED.op_type, "dsa_topk_indexer", {**dict(call.facts), **sizes})
-
-
 DSA_PAGED.extraction = Extraction(
-    readers={"Indexer": ("indexer", _indexer)},
-    calls={"attention": _attention, "indexer": lambda module, _: call_of(module, "dsa_indexer", *module.facts)},
-    differs={"dsa": _differs, "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts))},
-    drafts={"dsa": _sparse_attention, "dsa_indexer": _topk_indexer},
+    readers={
+        "Indexer": (
+            "indexer",
+            lambda module, _: {"heads": module.n_heads, "dim": module.head_dim, "topk": module.index_topk},
+        )
+    },
+    calls={"attention": _sparse_call, "indexer": lambda module, _: call_of(module, "dsa_indexer", *module.facts)},
+    differs={"dsa": _sparse_differs, "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts))},
+    drafts={
+        "dsa": lambda call, choice: [
+            draft(DSA_PAGED.op_type, "dsa_sparse_attention", {**dict(call.facts), "page_size": page_size})
+            for page_size in choice.page_sizes
+        ],
+        "dsa_indexer": lambda call, _: [
+            draft(
+                DSA_PAGED.op_type,
+                "dsa_topk_indexer",
+                {**dict(call.facts), "page_size": PAGED, "with_scale": call["dim"] + SCALE_BYTES},
+            )
+        ],
+    },
 )
 
 # paged_mqa_logits: the scores of the indexer, over all keys.
 
 
-def bytes_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Draw queries, their scales `q_sf`, or cache pages of keys and scales; scales are 2**-2 to 2."""
+def queries_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Draw fp8 queries, or any bytes of fp4 codes."""
     if wanted.dtype is torch.float8_e4m3fn:
         return draw.normal(wanted.name, wanted.shape, scale=DATA_SCALE).to(wanted.dtype)
-    if wanted.name == "q_sf":
-        powers = draw.integers("q_sf", (*wanted.shape, SCALE_BYTES), torch.int32, low=125, high=129)
-        return powers.to(torch.uint8).view(torch.int32).reshape(wanted.shape)
-    codes = draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=256).to(torch.uint8)
-    if wanted.name == "q":
-        return codes
-    *pages, packed = wanted.shape
-    count, coded = math.prod(pages), "q_sf" in wanted.definition.inputs
-    powers = draw.integers("scale", (count, SCALE_BYTES), torch.int32, low=125, high=129)
-    scales = powers.to(torch.uint8) if coded else torch.exp2(powers[:, :1].float() - 127).view(torch.uint8)
-    if not coded:
-        keys = draw.normal(f"{wanted.name}.key", (count, packed - SCALE_BYTES), scale=DATA_SCALE)
-        codes = keys.to(torch.float8_e4m3fn).view(torch.uint8)
-    parts = (codes.reshape(count, -1)[:, : packed - SCALE_BYTES], scales)
-    return torch.cat([one.reshape(wanted.shape[0], -1) for one in parts], 1).view(wanted.shape)
+    return ANY_BYTES(draw, wanted)
+
+
+def cache_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Draw pages of keys, then their scales 2**-2 to 2: fp4 and four e8m0 codes per key, or fp8 and a float32."""
+    *tokens, packed = wanted.shape
+    count, width = math.prod(tokens), packed - SCALE_BYTES
+    exponents = draw.integers("scale", (count, SCALE_BYTES), low=125, high=129)
+    if "q_sf" in wanted.definition.inputs:
+        keys, scales = ANY_BYTES(draw, wanted).reshape(count, packed)[:, :width], exponents.to(torch.uint8)
+    else:
+        values = draw.normal(f"{wanted.name}.key", (count, width), scale=DATA_SCALE)
+        keys = values.to(torch.float8_e4m3fn).view(torch.uint8)
+        scales = torch.exp2(exponents[:, :1].float() - 127).view(torch.uint8)
+    return torch.cat([part.reshape(wanted.shape[0], -1) for part in (keys, scales)], 1).view(wanted.shape)
 
 
 def single_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -575,38 +591,29 @@ def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
 
 
-def single(definition: Definition) -> str | None:
+def several_per_token(definition: Definition) -> str | None:
     """Why a definition has several queries per sequence or heads per key; None: it has one of each."""
     queries, heads = dim(definition, "q", 1), dim(definition, "kv_fused", 2)
-    return (
-        None if queries == heads == 1 else f"{queries} queries of a sequence, {heads} heads of a key; known is 1"
-    )
+    if queries == heads == 1:
+        return None
+    return f"{queries} queries of a sequence, {heads} heads of a key; known is 1"
 
 
-class Logits(Op):
-    """Scores of sequences as long as the longest may be: beyond a length, kernels may write anything."""
-
-    sizes_in_numbers = ("max_seq_len",)
-
-    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """The inputs with seq_lens and max_seq_len set to the width of the logits."""
-        values = super().inputs(definition, case, draw)
-        lengths = tensor(values, "seq_lens")
-        longest = case.axes[(definition.outputs["logits"].shape or ("", ""))[1]]
-        return ordered(
-            definition, {**values, "seq_lens": torch.full_like(lengths, longest), "max_seq_len": longest}
-        )
+def full_lengths(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Lengths of sequences that all are as long as the logits are wide, since beyond it anything may stand."""
+    width = (wanted.definition.outputs["logits"].shape or ("", ""))[1]
+    return torch.full(wanted.shape, wanted.case.axes[width], dtype=wanted.dtype, device=draw.device)
 
 
-PAGED_MQA_LOGITS = Logits(
+PAGED_MQA_LOGITS = Op(
     "paged_mqa_logits",
     Form(
         "q[b y h d] q_sf[b y h]? kv_fused[p s g w] weights[r h] block_tables[b m] seq_lens[b] max_seq_len"
         " -> logits[r l]",
-        logits_of,
+        indexer_logits,
     ),
     family="dsa",
-    requires=single,
+    requires=several_per_token,
     independent_rows=False,
     coupled=True,
     sizes={
@@ -617,113 +624,105 @@ PAGED_MQA_LOGITS = Logits(
     },
     adversarial={"tiny": {"scale": 1e-3}},
     adversarial_inputs=("weights",),
-    draws={**dict.fromkeys(("q", "q_sf", "kv_fused"), bytes_drawn), "block_tables": pages_drawn},
+    scalars={"max_seq_len": lambda at: at["l"]},
+    draws={
+        "q": queries_drawn,
+        "q_sf": of_codes(125, 129),
+        "kv_fused": cache_drawn,
+        "block_tables": pages_drawn,
+        "seq_lens": full_lengths,
+    },
     lossless=lambda definition: (
         {"weights": full(0, most=9, signed=False), "q": single_code} if "q_sf" in definition.inputs else {}
     ),
     unusual={**FAR, "nan": ("weights",)},
     mutants=(
         *SCORING,
-        Mutant("indexer: cache read token by token", applies=has_not("q_sf"), unpacked=unpack_by_token),
-        altered("indexer: block table reversed", "block_tables", change=lambda table: table.flip(1)),
-        altered("indexer: rows shifted by one", "block_tables", change=lambda table: table.roll(1, 0)),
+        altered("block table reversed", "block_tables", change=lambda table: table.flip(1)),
         altered("scales of queries of the head before", "q_sf", change=lambda scales: scales.roll(1, -1)),
     ),
 )
+
+SCORED = "kv_fused weights block_tables seq_lens max_seq_len -> logits"
+PAGED_MQA_LOGITS.called("attn_scores:fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)
+PAGED_MQA_LOGITS.called("attn_scores:fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)
 
 # topk: the places of the largest logits of each row, up to its length; msa_topk: of blocks of keys, some forced.
 
 
 def largest(
-    wide: Wide,
-    *,
-    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,
-    more: int = 0,
-    sign: float = 1.0,
-    scores: str = "logits",
-    lengths: str = "seq_lens",
-    count: str = "top_k",
-    forced: bool = True,
+    output: str, scores: torch.Tensor, lengths: torch.Tensor, count: int, chosen: Choose = best
 ) -> Tensors:
-    """Top-k indices, int32 [rows, top_k], of the first `seq_lens` logits of each row, padded with -1.
+    """`output`, int32 [rows, count]: places of the best of the first `lengths` scores of each row; -1 fills a row.
 
-    `scores`, `lengths` and `count` name inputs. With an input max_score [heads, blocks, queries] a row has the
-    blocks of one query and head, the result is [queries, heads, topk], and force_*_blocks at its ends always win.
-    `chosen`, `more` (added to lengths), `sign` (-1: the smallest) and `forced` are what mutants get wrong. The
-    entries @scores, @candidates (index, or -1) and @tolerance (zeros) let IndexSet judge ties.
+    The entries @scores, @candidates (place, or -1) and @tolerance (zeros) let IndexSet judge ties.
     """
-    name, blocks = next(iter(wide.definition.outputs)), "max_score" in wide
-    logits = wide["max_score"].permute(2, 0, 1) if blocks else wide[scores]
-    outer, logits = logits.shape[:-1], logits.reshape(-1, logits.shape[-1])
-    topk, width = int(wide.number("topk" if blocks else count)), logits.shape[1]
-    given = wide.maybe("num_valid_pages" if blocks else lengths)
-    ends = torch.full(outer[:1], width, device=logits.device) if given is None else given.long()
-    ends = (ends + more).clamp(0, width).repeat_interleave(math.prod(outer[1:]))
-    place = torch.arange(width, device=logits.device)
+    place = torch.arange(scores.shape[1], device=scores.device)
+    ends = lengths.clamp(0, len(place))
     beyond = place >= ends[:, None]
-    if blocks and forced:
-        start, end = (int(wide.number(f"force_{side}_blocks", 0)) for side in ("begin", "end"))
-        logits = logits.masked_fill((place < start) | (place >= ends[:, None] - end), math.inf)
-    found = torch.full((len(logits), topk), -1, dtype=torch.int32, device=logits.device)
+    indices = torch.full((len(scores), count), -1, dtype=torch.int32, device=scores.device)
     for row, length in enumerate(ends.tolist()):
-        own = chosen(sign * logits[row, :length], topk)[:topk]
-        found[row, : len(own)] = own.to(torch.int32)
+        places = chosen(scores[row, :length], count)[:count]
+        indices[row, : len(places)] = places.to(torch.int32)
     return {
-        name: found.view(*outer, topk),
-        f"{name}@scores": logits.masked_fill(beyond, -math.inf),
-        f"{name}@candidates": torch.where(beyond, -1, place),
-        f"{name}@tolerance": torch.zeros(len(logits), dtype=wide.dtype, device=logits.device),
+        output: indices,
+        f"{output}@scores": scores.masked_fill(beyond, -math.inf),
+        f"{output}@candidates": torch.where(beyond, -1, place),
+        f"{output}@tolerance": scores.new_zeros(len(scores)),
     }
+
+
+def largest_logits(wide: Wide, *, chosen: Choose = best, more: int = 0) -> Tensors:
+    """Top-k of the first `seq_lens` (in a mutant `more`) logits of each row, as `largest` returns it."""
+    lengths = wide["seq_lens"].long() + more
+    return largest("indices", wide["logits"], lengths, int(wide.number("top_k")), chosen)
+
+
+def largest_blocks(wide: Wide, *, chosen: Choose = best, more: int = 0, forced: bool = True) -> Tensors:
+    """Top-k blocks [queries, heads, topk] of max_score [heads, blocks, queries], of `num_valid_pages` if given.
+
+    The first force_begin_blocks and the last force_end_blocks always win. Mutants change the keywords: `more` is
+    added to the number of blocks.
+    """
+    scores = wide["max_score"].permute(2, 0, 1)
+    queries, heads, width = scores.shape
+    valid = wide.maybe("num_valid_pages")
+    ends = scores.new_full((queries,), width).long() if valid is None else valid.long()
+    ends = (ends + more).clamp(0, width).repeat_interleave(heads)
+    scores = scores.reshape(-1, width)
+    if forced:
+        first, last = (int(wide.number(f"force_{side}_blocks", 0)) for side in ("begin", "end"))
+        place = torch.arange(width, device=scores.device)
+        scores = scores.masked_fill((place < first) | (place >= ends[:, None] - last), math.inf)
+    topk = int(wide.number("topk"))
+    blocks = largest("block_indices", scores, ends, topk, chosen)
+    return blocks | {"block_indices": blocks["block_indices"].view(queries, heads, topk)}
 
 
 def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw lengths from 1 to a row's width; of three or more the second is that width, the third 0."""
     width = wanted.shape_of("logits" if "logits" in wanted.definition.inputs else "max_score")[1]
-    found = draw.integers(wanted.name, wanted.shape, torch.int64, low=1, high=width + 1)
-    if len(found) > 2:
-        found[1], found[2] = width, 0
-    return found.to(wanted.dtype)
+    counts = draw.integers(wanted.name, wanted.shape, torch.int64, low=1, high=width + 1)
+    if len(counts) > 2:
+        counts[1], counts[2] = width, 0
+    return counts.to(wanted.dtype)
 
 
-class Largest(Op):
-    """The indices of the largest: their number is a scalar input and the last axis of the output."""
-
-    sizes_in_numbers = ("top_k", "topk")
-
-    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """For `topk`: a case whose rows have the largest logit at ends of tiles, one after the other."""
-        if "logits" in definition.inputs:
-            yield at_boundaries(dict.fromkeys(definition.var_axes, BOUNDARY_ROWS), ["logits"], seed)
-
-    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """The inputs with `top_k` or `topk` set to the size of the output's last axis."""
-        count = definition.const_axes[(next(iter(definition.outputs.values())).shape or ("",))[-1]]
-        values = super().inputs(definition, case, draw)
-        return values | {name: count for name in self.sizes_in_numbers if name in values}
-
-
-SCORED = "kv_fused weights block_tables seq_lens max_seq_len -> logits"
-PAGED_MQA_LOGITS.called("attn_scores:fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)
-PAGED_MQA_LOGITS.called("attn_scores:fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)
 OF_LARGEST = (
     Mutant("one beyond the length", more=1),
     Mutant("one short of the length", more=-1),
     Mutant("lengths not looked at", more=1 << 30),
-    Mutant("smallest in place of largest", sign=-1.0),
-    Mutant("k-th replaced by the one after it", chosen=without_kth),
-    Mutant("the first one twice", chosen=first_twice),
-    Mutant("first of the row", chosen=lambda scores, topk: torch.arange(min(topk, len(scores)))),
-    Mutant("padded with 0", outputs=lambda _, found: changed(found, lambda x: x.clamp_min(0))),
+    *CHOOSING,
 )
-MSA_TOPK = Largest(
+MSA_TOPK = Op(
     "msa_topk",
     Form(
         "max_score[h p t] topk num_valid_pages[t]? force_begin_blocks? force_end_blocks? -> block_indices[t h k]",
-        largest,
+        largest_blocks,
     ),
     family="dsa",
     draws={"num_valid_pages": counts_drawn},
-    scalars={"force_begin_blocks": 2, "force_end_blocks": 2},
+    scalars={"topk": lambda at: at["k"], "force_begin_blocks": 2, "force_end_blocks": 2},
     sizes={"p": (24, 7, 40, 65)},
     independent_rows=False,
     gates={"block_indices": IndexSet()},
@@ -738,11 +737,22 @@ MSA_TOPK.called(
     ),
     sm=((12, 0), (12, 9)),
 )
-TOPK = Largest(
+
+
+class TopK(Op):
+    """Top-k of logits, whose kernels also get a case of rows that are decided at the ends of tiles."""
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """A case whose rows have the largest logit at ends of tiles, one after the other."""
+        yield at_boundaries(dict.fromkeys(definition.var_axes, BOUNDARY_ROWS), ["logits"], seed)
+
+
+TOPK = TopK(
     "topk",
-    Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),
+    Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest_logits),
     family="dsa",
-    draws={"seq_lens": counts_drawn, "pre_idx": lambda _, __: None},
+    scalars={"top_k": lambda at: at["k"]},
+    draws={"seq_lens": counts_drawn},
     independent_rows=False,
     gates={"indices": IndexSet()},
     unusual=FAR,
