@@ -384,35 +384,25 @@ def check(  # noqa: PLR0913 - all but one have defaults
     assert callable(function)
     called = CalledHere(function, specification)
     named = called.name if candidate is None else repr(candidate.path)
-    options = {
-        "sizes": tuple(sizes),
-        "seed": seed,
-        "tolerance": tolerance,
-        "gradients": gradients,
-        "device": device,
-    }
-    repeat = _line("check", named, of, axes, dtype=str(dtype), dataset=dataset and str(dataset), **options)
-    repeat = f"{repeat[:-1]}, cases=['{{case}}'])"
+    repeat = _line(
+        check, named, of, axes, dtype=dtype, dataset=dataset, sizes=tuple(sizes), seed=seed, tolerance=tolerance,
+        gradients=gradients, device=device, cases=["{case}"],
+    )  # fmt: skip
     selection = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
     entry, weak = planned_alone(specification, selection), of_suite(of)
     return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
 
 
-# Defaults, which a repeating line leaves out.
-USUAL: Mapping[str, object] = {
-    "sizes": SIZES, "seed": 0, "dtype": "bfloat16", "dataset": None, "tolerance": None, "gradients": False,
-    "demand": (),
-}  # fmt: skip
-
-
-def _line(call: str, named: str, of: object, axes: Mapping[str, Axis], **options: Any) -> str:  # noqa: ANN401
+def _line(function: Function, named: str, of: object, axes: Mapping[str, Axis], **options: Any) -> str:  # noqa: ANN401
     """Code that calls a public function with these axes and options, without defaults."""
-    words = [named, "definition" if isinstance(of, Definition) else repr(of if isinstance(of, str) else str(of))]
-    said = {
-        name: value.removeprefix("torch.") if isinstance(value, str) else value for name, value in options.items()
-    }
-    unusual = {name: value for name, value in said.items() if value != USUAL.get(name)}
-    return f"traceproof.{call}({', '.join([*words, *(f'{n}={v!r}' for n, v in {**axes, **unusual}.items())])})"
+    parameters, keywords = inspect.signature(function).parameters, dict[str, object](axes)
+    for name, value in options.items():
+        shown = str(value).removeprefix("torch.") if isinstance(value, torch.dtype | Path) else value
+        if shown != parameters[name].default:
+            keywords[name] = shown
+    words = [named, "definition" if isinstance(of, Definition) else repr(str(of))]
+    words += [f"{name}={value!r}" for name, value in keywords.items()]
+    return f"traceproof.{function.__name__}({', '.join(words)})"
 
 
 def _sizes_of(sizes: Sequence[str]) -> tuple[str, ...]:
@@ -923,8 +913,8 @@ def _certificate(  # noqa: PLR0913 - of two callers
     else:
         target = target_of(str(of), Path(dataset))
     repeat = _line(
-        "judge_file", repr(candidate.path), of, axes, sizes=settings.sizes, seed=settings.seed, dtype=str(dtype),
-        dataset=dataset and str(dataset), hidden_seed=settings.hidden_seed, tolerance=settings.tolerance,
+        judge_file, repr(candidate.path), of, axes, sizes=settings.sizes, seed=settings.seed, dtype=dtype,
+        dataset=dataset, hidden_seed=settings.hidden_seed, tolerance=settings.tolerance,
         demand=tuple(name for name in settings.demanded if name not in DEMANDED),
     )  # fmt: skip
     with target as found:

@@ -140,8 +140,6 @@ class _Gate(Generic[Kind]):
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         self._kind = kind
         self._dtype, self._rounding = dtype, unit_roundoff(dtype)
-        # half of the spacing of subnormal numbers
-        self._least = torch.finfo(dtype).smallest_normal * self._rounding if self._rounding else 0.0
 
     def due(self, chunk: int) -> bool:
         """Whether the limits of chunk number `chunk` depend on all chunks, so that it is yet to `check`."""
@@ -386,7 +384,9 @@ class BackwardGate(_Gate[Backward]):
     def add(self, rows: Rows) -> None:
         """Compare one chunk with its limits."""
         rounding = self._rounding * rows.expected.abs().nan_to_num()
-        limit = self._kind.limit * rows.allowed + rounding.clamp_min(self._least) + TINY
+        if self._rounding:  # at least half of the spacing of subnormal numbers
+            rounding = rounding.clamp_min(torch.finfo(self._dtype).smallest_normal * self._rounding)
+        limit = self._kind.limit * rows.allowed + rounding + TINY
         # where the bound is not finite, only the place of NaN and infinities is judged
         ratios = (rows.error / limit).nan_to_num(nan=0.0)
         self._margin = max(self._margin, float(ratios.max()))

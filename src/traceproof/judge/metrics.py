@@ -45,13 +45,12 @@ FRACTION_BITS, EXPONENT_OF_1 = 52, 1023  # of float64
 
 
 class Figures:
-    """Errors of an output against float64 values, added up chunk by chunk; `excess` only where `weighed`."""
+    """Errors of an output against float64 values, added up chunk by chunk."""
 
-    def __init__(self, row: Row, *, weighed: bool = False) -> None:
+    def __init__(self, row: Row) -> None:
         self._row = row
         self._elements = self._finite = self._hits = 0
         self.excess = 0.0  # largest error over what the row allows at its place
-        self._weighed = weighed
         self._max_abs = self._max_rel = self._sum_abs = self._sum_rel = 0.0
         self._squares = self._actual_energy = self._expected_energy = self._product = 0.0
         self._worst: list[tuple[float, dict[str, Any]]] = []
@@ -83,8 +82,7 @@ class Figures:
         if not a.numel():
             return
         share = error / allowed.clamp_min_(TINY)
-        if self._weighed:
-            self.excess = max(self.excess, float(share.max()))
+        self.excess = max(self.excess, float(share.max()))
         self._count(share)
         relative = error / e.abs().clamp_min(torch.finfo(torch.float32).tiny)
         self._max_abs = max(self._max_abs, float(error.max()))
@@ -133,13 +131,6 @@ class Figures:
             "histogram": self._octaves,
             "worst": [place for _, place in self._worst],
         }
-
-
-def metrics(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> dict[str, Any]:
-    """`Figures.summary` of a whole output."""
-    figures = Figures(row)
-    figures.add(actual, expected)
-    return figures.summary()
 
 
 def worst(actual: torch.Tensor, expected: torch.Tensor) -> list[tuple[float, dict[str, Any]]]:

@@ -108,7 +108,7 @@ class Numerics:
         self._decides = decides
         self._gate = numeric_gate(comparison, dtype, lossless=lossless)
         self._row_axes = comparison.row_axes if isinstance(comparison, Close) else 1
-        self._figures = Figures(row, weighed=decides)
+        self._figures = Figures(row)
         self._with_figures = figures or decides
         self._misplaced = Misplaced()
         self._elements = 0
