@@ -105,26 +105,18 @@ def word_chunks(key: int, count: int, device: torch.device) -> Iterator[tuple[in
     step = min(count, chunk_words(device))
     buffer, scratch = torch.empty((2, step), dtype=torch.int64, device=device)
     for start in range(0, count, max(step, 1)):
-        length = min(step, count - start)
-        _fill(key, start, buffer[:length], scratch[:length])
-        yield start, buffer[:length]
+        words = buffer[: count - start]
+        fill_multiples(words, GOLDEN, start, key)
+        mix_(words, scratch[: len(words)])
+        yield start, words
 
 
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     """The first `count` words of a stream: int64 [count] on `device`."""
     out = torch.empty(count, dtype=torch.int64, device=device)
-    step = min(count, chunk_words(device))
-    scratch = torch.empty(step, dtype=torch.int64, device=device)
-    for start in range(0, count, max(step, 1)):
-        words = out[start : start + step]
-        _fill(key, start, words, scratch[: len(words)])
+    for start, words in word_chunks(key, count, device):
+        out[start : start + len(words)] = words
     return out
-
-
-def _fill(key: int, start: int, words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Overwrite `words` with those of the stream from index `start` on."""
-    fill_multiples(words, GOLDEN, start, key)
-    mix_(words, scratch)
 
 
 def scalar_word(key: int, index: int) -> int:

@@ -48,6 +48,7 @@ def with_least_overflow(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch
     if not dtype.is_floating_point or dtype == torch.float64:
         return actual
     limits = torch.finfo(dtype)
+    # half of the spacing of the largest numbers beyond them: what rounds to infinity from there on
     least = limits.max + math.ldexp(limits.eps, math.frexp(limits.max)[1] - 2)
     near = torch.isinf(actual) & (oracle.abs() > NEAR_LARGEST * limits.max) & (oracle.abs() <= limits.max)
     return torch.where(near & (actual.sign() == oracle.sign()), least * oracle.sign(), actual)

@@ -102,7 +102,7 @@ def mutants_of(definition: Definition) -> Sequence[Mutant]:
     return op.of_form(definition).mutants or op.mutants
 
 
-def _check_whole(definition: Definition, op: Op) -> None:
+def _check_dtypes(definition: Definition, op: Op) -> None:
     """Raise Unsupported if the dtype of an input or output is unknown, or a text input is not stated."""
     from traceproof.dataset.constraints import text_of
     from traceproof.ops.base import TORCH_DTYPES, Unsupported
@@ -123,7 +123,7 @@ def for_definition(definition: Definition) -> tuple[Op, str | None]:
     op = get(definition.op_type).of_form(definition)
     try:
         if definition.dialect is not Dialect.PUBLISHED:
-            _check_whole(definition, op)
+            _check_dtypes(definition, op)
         op.check(definition)
     except Unsupported as unknown:
         return GenericOp(definition.op_type), str(unknown)
