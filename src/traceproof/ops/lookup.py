@@ -102,25 +102,26 @@ def api_adapter(stack: Stack, definition: Definition) -> Adapter | None:
 
     A method is none: its object has to be made and planned first, which only a hand-written adapter knows.
     """
-    named = definition.dumped_from
-    module, _, function = named.rpartition(".")
-    of_package = named.startswith(f"{stack.package}.") and not module.rpartition(".")[2][:1].isupper()
-    if not stack.tagged or not of_package:
+    dotted_name = definition.dumped_from
+    module, _, name = dotted_name.rpartition(".")
+    is_method = module.rpartition(".")[2][:1].isupper()
+    if not stack.tagged or is_method or not dotted_name.startswith(f"{stack.package}."):
         return None
-    key = f"{module}:{function}"
+    key = f"{module}:{name}"
 
     @cache
     def bound(function: Callable[..., Any]) -> Binding | str:
-        templates, _, name = stack.parameters.partition(":")
         parameters: Parameters = {}
-        if templates:
-            parameters = getattr(importlib.import_module(templates), name)(named, tuple(definition.inputs))
+        if stack.parameters:  # the function that reads the package's templates
+            reader_module, _, reader = stack.parameters.partition(":")
+            read_parameters = getattr(importlib.import_module(reader_module), reader)
+            parameters = read_parameters(dotted_name, tuple(definition.inputs))
         return binding(function, definition, parameters)
 
     return Adapter(
-        named.removeprefix(f"{stack.package}."),
+        dotted_name.removeprefix(f"{stack.package}."),
         Signature(frozenset(definition.inputs), frozenset(), frozenset(definition.outputs), None),
-        lambda api, wanted, inputs: call(api[key], bound(api[key]), wanted, inputs),
+        lambda api, dumped, inputs: call(api[key], bound(api[key]), dumped, inputs),
         (key,),
         refuses=lambda api, _: refused(api[key], bound(api[key])),
         sm=ANY_GPU,
