@@ -820,7 +820,8 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
 def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
     """Inputs by name, without those that are None. Raises TraceproofError: unknown names, or too many inputs."""
     if not isinstance(values, Mapping):
-        values = dict(zip([*names, *map(str, range(len(names), len(values)))], values, strict=False))
+        too_many = [str(place) for place in range(len(names), len(values))]
+        values = dict(zip([*names, *too_many], values, strict=False))
     strange = [str(name) for name in values if name not in names]
     if strange:
         raise TraceproofError(

@@ -214,20 +214,18 @@ class Slope:
         """Add one chunk to the sums over rows, slices, columns and equal values; for all chunks or none."""
         nearest = rows.expected.to(self._dtype)
         value = _rounded_values(rows.expected, nearest)
-        products, energy = rows.error * value, value * value
-        of_rows = products.sum(-1), energy.sum(-1)
+        both = rows.error * value, value * value  # products and energy of each element
+        of_rows = [one.sum(-1) for one in both]
         self._rows.add(*of_rows)
         if len(value) % rows.first == 0:
-            of_slices = [sums.view(rows.first, -1).sum(-1) for sums in of_rows]
+            of_slices = [one.view(rows.first, -1).sum(-1) for one in of_rows]
             self._slices.add(*of_slices)
-        columns = torch.stack([products.sum(0), energy.sum(0)])
-        self._columns = columns if self._columns is None else self._columns + columns
+        of_columns = torch.stack([one.sum(0) for one in both])
+        self._columns = of_columns if self._columns is None else self._columns + of_columns
         narrow = nearest if nearest.dtype.itemsize == 2 else nearest.to(torch.bfloat16)
-        group = narrow.view(torch.int16).flatten() & (VALUES - 1)
-        values = torch.stack(
-            [torch.bincount(group, one.flatten(), minlength=VALUES) for one in (products, energy)]
-        )
-        self._values = values if self._values is None else self._values + values
+        low_bits = narrow.view(torch.int16).flatten() & (VALUES - 1)
+        of_values = torch.stack([torch.bincount(low_bits, one.flatten(), minlength=VALUES) for one in both])
+        self._values = of_values if self._values is None else self._values + of_values
 
     def result(self) -> tuple[float, float] | None:
         """How far the slope is off 0, and how far it may be; None: nothing was grouped, or too few groups."""
@@ -467,19 +465,15 @@ class ExactGate(_Gate[Exact]):
         """One chunk. `low` and `high` among the entries, [..., pairs], are ranges of right codes."""
         value = entries[""]
         if self._order is None or "low" not in entries:
-            given = actual.to(value.dtype)
-            error = given != value
-            if value.dtype in {torch.float64, torch.float32, torch.float16, torch.bfloat16}:
-                error |= given.signbit() != value.signbit()  # zeros of different sign differ
-                error &= ~(given.isnan() & value.isnan())
-            return Rows(actual, value, error, value)
-        codes, low, high = self._order(actual)[..., None], entries["low"], entries["high"]
-        error = ((codes < low) | (codes > high)).all(-1)
-        if self._lossless:
-            nearest = self._order(value.to(self._dtype))[..., None]
-            # -1 and 0 are the two zeros
-            differ = torch.where(codes == -1, 0, codes) != torch.where(nearest == -1, 0, nearest)
-            error |= (differ & ((low > -ANY_CODE) | (high < ANY_CODE))).any(-1)
+            error = _unequal(actual.to(value.dtype), value)
+        else:
+            codes, low, high = self._order(actual)[..., None], entries["low"], entries["high"]
+            error = ((codes < low) | (codes > high)).all(-1)
+            if self._lossless:
+                nearest = self._order(value.to(self._dtype))[..., None]
+                # -1 and 0 are the two zeros
+                differ = torch.where(codes == -1, 0, codes) != torch.where(nearest == -1, 0, nearest)
+                error |= (differ & ((low > -ANY_CODE) | (high < ANY_CODE))).any(-1)
         return Rows(actual, value, error, value)
 
     def add(self, rows: Rows) -> None:
@@ -491,6 +485,15 @@ class ExactGate(_Gate[Exact]):
         """Result over all chunks."""
         margin = float("inf") if self._wrong else 0.0
         return Gate("exact", margin, f"{self._wrong} of {self._elements} elements differ")
+
+
+def _unequal(actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Bool mask of elements that differ; NaN are equal, zeros of different sign are not."""
+    unequal = actual != value
+    if value.dtype in {torch.float64, torch.float32, torch.float16, torch.bfloat16}:
+        unequal |= actual.signbit() != value.signbit()
+        unequal &= ~(actual.isnan() & value.isnan())
+    return unequal
 
 
 NumericGate = CloseGate | BackwardGate | QuantisedGate | ExactGate

@@ -135,10 +135,10 @@ class Numerics:
         if actual.is_cuda or step >= count:
             yield 0, actual, entries
             return
+        by_row = {name: value.shape[:1] == actual.shape[:1] for name, value in entries.items()}
         for first in range(0, count, step):
-            part, whole = slice(first, first + step), actual.shape[:1]
-            cut = {name: value[part] if value.shape[:1] == whole else value for name, value in entries.items()}
-            yield first, actual[part], cut
+            part = slice(first, first + step)
+            yield first, actual[part], {name: v[part] if by_row[name] else v for name, v in entries.items()}
 
     def _measured(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int) -> Rows | None:
         """Measure a piece of an output from row `start` on; returns the gate's rows, None if it is empty."""
