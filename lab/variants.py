@@ -22,7 +22,7 @@ from traceproof.ops.families.expert import Scaling, mixture_of, stored
 from traceproof.ops.families.gdn import CHUNK
 from traceproof.ops.families.layout import States
 from traceproof.ops.families.norm import rms_norm
-from traceproof.ops.families.product import in_blocks
+from traceproof.ops.families.product import matmul_in_blocks
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
 from traceproof.ops.families.sparse import best
 from traceproof.ops.formats import E2M1, FP4_BLOCK, FP8_MAX, requantise_fp8, to_bf16, to_fp8
@@ -300,8 +300,9 @@ ATTENTION = (
 PRODUCTS = (
     PLAIN,
     Variant("split-K", times=split),
-    Variant("blocks, in the opposite order", times=in_blocks),
+    Variant("blocks, in the opposite order", times=matmul_in_blocks),
 )
+kernel = partial(Variant, round_result=to_bf16)  # which keeps an expert's result in bfloat16
 MIXTURES = (
     PLAIN,
     Variant("experts and K in the opposite order", backwards=True),
@@ -310,36 +311,32 @@ MIXTURES = (
         applies=lambda wide: routing_of(wide.definition).method is Method.RENORMALISE,
         weigh={Method.RENORMALISE: lambda logits, ids, _: sum_one(torch.softmax(logits, -1).gather(-1, ids))},
     ),
-    Variant("bfloat16 intermediates", first=to_bf16, active=to_bf16, result=to_bf16),
+    kernel("bfloat16 intermediates", round_gemm1=to_bf16, round_activated=to_bf16),
     # As kernels keep activations: fp8 with the scales that go with the form of the weights.
-    Variant(
+    kernel(
         "activations in fp8, scales per block",
         applies=stored(Scaling.FP8_BLOCK),
-        first=to_bf16,
-        active=requantise_fp8,
-        result=to_bf16,
+        round_gemm1=to_bf16,
+        round_activated=requantise_fp8,
     ),
-    Variant(
+    kernel(
         "gemm1's result and activations in fp8",
         applies=stored(Scaling.FP8_BLOCK),
-        first=requantise_fp8,
-        active=requantise_fp8,
-        result=to_bf16,
+        round_gemm1=requantise_fp8,
+        round_activated=requantise_fp8,
     ),
-    Variant("activations in fp8, one scale", applies=stored(Scaling.FP8_TENSOR), active=to_fp8, result=to_bf16),
-    Variant("activations in mxfp8", applies=stored(Scaling.FP4), token=in_mxfp8, active=in_mxfp8, result=to_bf16),
-    Variant(
+    kernel("activations in fp8, one scale", applies=stored(Scaling.FP8_TENSOR), round_activated=to_fp8),
+    kernel("activations in mxfp8", applies=stored(Scaling.FP4), round_tokens=in_mxfp8, round_activated=in_mxfp8),
+    kernel(
         "the activated product in mxfp8",
         applies=stored(Scaling.MXFP8, Scaling.MXFP4),
-        first=to_bf16,
-        active=in_mxfp8,
-        result=to_bf16,
+        round_gemm1=to_bf16,
+        round_activated=in_mxfp8,
     ),
-    Variant(
+    kernel(
         "the activated product in nvfp4",
         applies=lambda wide: mixture_of(wide.definition).tokens is Scaling.NVFP4,
-        active=requantise_fp4,
-        result=to_bf16,
+        round_activated=requantise_fp4,
     ),
     FLOAT64,
 )
@@ -385,7 +382,7 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
         f"quantize_{kind}": (
             PLAIN,
             Variant("times a reciprocal", over=lambda blocks, scale: blocks * (1 / scale)),
-            Variant("largest times a reciprocal", wanted=lambda peaks, most=most: peaks * (1 / most)),
+            Variant("largest times a reciprocal", scale_of_peak=lambda peaks, most=most: peaks * (1 / most)),
         )
         for kind, most in (("fp8", FP8_MAX), ("int8", 127.0))
     },

@@ -419,7 +419,7 @@ def test_routers_are_asked_for_what_the_definition_routes_by(definition: Definit
     routing = routing_of(definition)
     for case in support.cases(definition, "small"):
         inputs = support.inputs_of(definition, case)
-        if routing.given or not len(support.tensor(inputs, "hidden_states")):
+        if routing.by_input or not len(support.tensor(inputs, "hidden_states")):
             continue
         weights, experts = sglang_choice({"router": router, "grouped_topk": grouped_topk}, definition, inputs)
         logits, bias = support.tensor(inputs, "routing_logits"), inputs.get("routing_bias")

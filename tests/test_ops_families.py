@@ -21,7 +21,7 @@ from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.base import Unsupported, Values, tensor
 from traceproof.ops.families import product as gemm
-from traceproof.ops.families.expert import HEAVY, MOE, Scaling, mixture, mixture_of
+from traceproof.ops.families.expert import HEAVY, MOE, Scaling, experts_sum, mixture_of
 from traceproof.ops.families.gdn import BUFFER, CHUNK
 from traceproof.ops.families.gdn import GDN as OP
 from traceproof.ops.families.norm import offset_of
@@ -249,7 +249,7 @@ def test_a_constraint_against_const_axes_rules_the_empty_case_out(constraint: st
 
 DEFINITIONS = [one for one in ops.definitions("moe") if mixture_of(one).usual and "topk_weights" not in one.inputs]
 EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-ROUTED = [it for it in DEFINITIONS if not routing_of(it).given]
+ROUTED = [it for it in DEFINITIONS if not routing_of(it).by_input]
 EVERY_ROUTED = pytest.mark.parametrize("definition", ROUTED, ids=lambda definition: definition.name)
 DEEPSEEK = ops.load("moe", "moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h512_i256")
 RENORMALISE = ops.load("moe", "moe_fp8_block_scale_renorm_topk4_e16_h512_i256")
@@ -265,27 +265,31 @@ def in_bf16(choice: ChosenExperts) -> ChosenExperts:
 
 # FlashInfer on SM100 stores gemm1's result in fp8 by 1 x 128 blocks, activates, and stores that in fp8 again;
 # SGLang's Triton kernels keep gemm1's result in bfloat16. Both store an expert's result in bfloat16.
-IN_BF16: Mapping[str, Any] = {"result": to_bf16, "chosen": in_bf16}
+IN_BF16: Mapping[str, Any] = {"round_result": to_bf16, "chosen": in_bf16}
 IN_MXFP8 = partial(requantise_fp8, block=32)
 KERNELS: Mapping[Scaling, Mapping[str, Mapping[str, Any]]] = {
     Scaling.FP8_BLOCK: {
-        "flashinfer": {**IN_BF16, "first": requantise_fp8, "active": requantise_fp8},
-        "sglang": {"first": to_bf16, "active": lambda x: requantise_fp8(to_bf16(x)), "result": to_bf16},
+        "flashinfer": {**IN_BF16, "round_gemm1": requantise_fp8, "round_activated": requantise_fp8},
+        "sglang": {
+            "round_gemm1": to_bf16,
+            "round_activated": lambda x: requantise_fp8(to_bf16(x)),
+            "round_result": to_bf16,
+        },
     },
-    Scaling.FP8_TENSOR: {"flashinfer": {**IN_BF16, "active": to_fp8}},
+    Scaling.FP8_TENSOR: {"flashinfer": {**IN_BF16, "round_activated": to_fp8}},
     Scaling.FP4: {
-        "nvfp4": {**IN_BF16, "token": requantise_fp4, "active": requantise_fp4},
-        "mxfp8": {**IN_BF16, "token": IN_MXFP8, "active": IN_MXFP8},
-        "bf16": {**IN_BF16, "active": to_bf16},
+        "nvfp4": {**IN_BF16, "round_tokens": requantise_fp4, "round_activated": requantise_fp4},
+        "mxfp8": {**IN_BF16, "round_tokens": IN_MXFP8, "round_activated": IN_MXFP8},
+        "bf16": {**IN_BF16, "round_activated": to_bf16},
     },
-    Scaling.PLAIN: {"bf16": {**IN_BF16, "first": to_bf16, "active": to_bf16}},
+    Scaling.PLAIN: {"bf16": {**IN_BF16, "round_gemm1": to_bf16, "round_activated": to_bf16}},
 }
 # Activations in fp4 cost a fifth of a row's RMS. FlashInfer takes bfloat16 ones beside mxfp4 weights, too.
 TOO_COARSE = frozenset({"nvfp4"})
 
 
 def computed(subject: SolvedCase, how: Mapping[str, Any] | None = None) -> torch.Tensor:
-    """The output as a kernel gives it, with roundings that `mixture` takes."""
+    """The output as a kernel gives it, with roundings that `experts_sum` takes."""
     found = Variant("kernel", **(how or {})).make(subject)
     assert found is not None
     return found["output"]
@@ -333,7 +337,7 @@ def test_choices_are_clear_and_as_the_case_says(definition: Definition) -> None:
     routing = routing_of(definition)
     for case in ops.cases(definition, "small", "medium", "large"):
         values = ops.inputs_of(definition, case)
-        if not routing.given:
+        if not routing.by_input:
             bias = tensor(values, "routing_bias") if "routing_bias" in values else None
             pairs = case.id == "adversarial-ties"
             margin = margins(routing, tensor(values, "routing_logits"), bias, pairs=pairs)
@@ -390,7 +394,7 @@ def test_tied_experts_can_stand_in_for_each_other(definition: Definition) -> Non
     assert routing.top_k == 1 or any(split)
     wide = Wide(definition, values, torch.float64)
     first, again = (
-        mixture(wide, chosen=change)["output"]
+        experts_sum(wide, chosen=change)["output"]
         for change in (lambda one: one, lambda _: ChosenExperts(doubles, choice.weights))
     )
     torch.testing.assert_close(again, first, rtol=1e-12, atol=1e-12)

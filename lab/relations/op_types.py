@@ -280,7 +280,7 @@ def _expert_order(subject: Subject) -> Experiment:
             order[low:high] = low + permutation(subject, high - low)
     local = order[offset : offset + routing.local] - offset
     changes = {name: taken(subject.tensor(name), 0, local) for name in OF_EXPERTS if name in subject.inputs}
-    if routing.given:
+    if routing.by_input:
         changes["topk_ids"] = _renamed(subject.tensor("topk_ids"), torch.argsort(order), routing.method)
     else:
         changes["routing_logits"] = subject.tensor("routing_logits")[:, order]

@@ -81,8 +81,8 @@ class Format:
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Values of codes, in float64. Codes are uint8, or the 8-bit float of this format, of any shape."""
-        table = _values(self).to(codes.device)
-        return table[codes.view(torch.uint8).long() & (len(table) - 1)]
+        values = _values(self).to(codes.device)
+        return values[codes.view(torch.uint8).long() & (len(values) - 1)]
 
     def encode(self, values: torch.Tensor, *, saturate: bool = True, rounding: str = NEAREST) -> torch.Tensor:
         """The codes of values, uint8. Without `saturate`, what rounds beyond the largest overflows.
@@ -91,20 +91,20 @@ class Format:
         """
         wide = values.to(torch.float64)
         magnitude = (wide.abs() if self.signed else wide).nan_to_num(nan=0.0, posinf=torch.inf)
-        numbers = _numbers(self).to(wide.device)  # and one beyond, which overflows begin at
+        numbers = _numbers(self).to(wide.device)
         if rounding == NEAREST:
-            middle = (numbers[1:] + numbers[:-1]) / 2
-            code = torch.searchsorted(middle, magnitude)  # of a middle the lower one
-            tied = magnitude == middle[code.clamp(max=len(middle) - 1)]
-            code += tied & (code % 2 == 1) if self.signed else tied
+            middles = (numbers[1:] + numbers[:-1]) / 2
+            code = torch.searchsorted(middles, magnitude)  # the lower code for a middle
+            midway = magnitude == middles[code.clamp(max=len(middles) - 1)]
+            code += midway & (code % 2 == 1) if self.signed else midway  # the even code, or the upper one
+        elif rounding == UP:
+            code = torch.searchsorted(numbers, magnitude)
         else:
-            code = torch.searchsorted(numbers, magnitude, right=rounding == DOWN) - int(rounding == DOWN)
-            code = code.clamp(0, self.finite)
-        if saturate or self.finite == self.codes:
-            code = code.clamp(max=self.finite - 1)
+            code = torch.searchsorted(numbers, magnitude, right=True) - 1
+        overflows = not saturate and self.finite < self.codes
+        code = code.clamp(0, self.finite if overflows else self.finite - 1)
         code = torch.where(wide.isnan(), self.finite - 1 if self.nan is None else self.nan, code)
-        negative = torch.signbit(wide) & ~wide.isnan() if self.signed else torch.zeros_like(code, dtype=torch.bool)
-        return (code + negative * self.sign).to(torch.uint8)
+        return (code + (torch.signbit(wide) & ~wide.isnan()) * self.sign).to(torch.uint8)
 
     def round(self, values: torch.Tensor) -> torch.Tensor:
         """Values rounded to numbers of the format, saturating, in the dtype given."""
@@ -128,15 +128,16 @@ E8M0 = Format("e8m0", exponent=8, mantissa=0, bias=127, finite=255)
 @cache
 def _values(form: Format) -> torch.Tensor:
     """The value of each code, float64 [codes], those with a sign last."""
-    numbers = [form.value(code) for code in range(form.finite)]
-    beyond = [torch.inf] if form.infinite else []
-    plain = torch.tensor([*numbers, *beyond, *[torch.nan] * (form.codes - form.finite - len(beyond))])
-    return torch.cat([plain, -plain]).double() if form.signed else plain.double()
+    unsigned = torch.full((form.codes,), torch.nan, dtype=torch.float64)
+    unsigned[: form.finite] = _numbers(form)[: form.finite]
+    if form.infinite:
+        unsigned[form.finite] = torch.inf
+    return torch.cat([unsigned, -unsigned]) if form.signed else unsigned
 
 
 @cache
 def _numbers(form: Format) -> torch.Tensor:
-    """The numbers without a sign, ascending, and the one that would come next."""
+    """The numbers without a sign, ascending, and the one that would come next, at which overflows begin."""
     return torch.tensor([form.value(code) for code in range(form.finite + 1)], dtype=torch.float64)
 
 
@@ -166,19 +167,20 @@ def swizzle(scales: torch.Tensor, height: int = 128) -> torch.Tensor:
     one of 8 is in order.
     """
     *outer, rows, columns = scales.shape
-    down, along, inner = -(-rows // height), -(-columns // 4), min(height, 32)
-    padded = scales.new_zeros((*outer, down * height, along * 4))
+    tiles_down, tiles_across, apart = -(-rows // height), -(-columns // 4), min(height, 32)
+    padded = scales.new_zeros((*outer, tiles_down * height, tiles_across * 4))
     padded[..., :rows, :columns] = scales
-    tiles = padded.view(math.prod(outer), down, height // inner, inner, along, 4).permute(0, 1, 4, 3, 2, 5)
-    return tiles.reshape(*outer, down * along * height * 4)
+    by_tile = padded.view(math.prod(outer), tiles_down, height // apart, apart, tiles_across, 4)
+    return by_tile.permute(0, 1, 4, 3, 2, 5).reshape(*outer, tiles_down * tiles_across * height * 4)
 
 
 def unswizzle(scales: torch.Tensor, rows: int, columns: int, height: int = 128) -> torch.Tensor:
     """The opposite of `swizzle`: [..., swizzled_size] to [..., rows, columns]."""
     outer = scales.shape[:-1]
-    down, along, inner = -(-rows // height), -(-columns // 4), min(height, 32)
-    tiles = scales.reshape(math.prod(outer), down, along, inner, height // inner, 4).permute(0, 1, 4, 3, 2, 5)
-    return tiles.reshape(*outer, down * height, along * 4)[..., :rows, :columns]
+    tiles_down, tiles_across, apart = -(-rows // height), -(-columns // 4), min(height, 32)
+    by_tile = scales.reshape(math.prod(outer), tiles_down, tiles_across, apart, height // apart, 4)
+    padded = by_tile.permute(0, 1, 4, 3, 2, 5).reshape(*outer, tiles_down * height, tiles_across * 4)
+    return padded[..., :rows, :columns]
 
 
 # Blocks.

@@ -11,7 +11,8 @@ oracle returns the range of right codes: those next to its values, under each sc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ from traceproof.ops.formats import (
 from traceproof.ops.formula import Form, Formula, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import full
-from traceproof.ops.op import ADVERSARIAL, Op
+from traceproof.ops.op import ADVERSARIAL, Op, floats_of
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -103,22 +104,23 @@ class Coder:
     toward: str = NEAREST  # of quotients to codes
     unrounded: bool = False  # divide by the scales before they are rounded
 
-    def wanted(self, x: torch.Tensor, rule: int = 0) -> torch.Tensor:
+    def exact_scales(self, x: torch.Tensor, rule: int = 0) -> torch.Tensor:
         """Scales before they are rounded, [..., n / width], of x [..., n]."""
-        largest, _ = self.scheme.rules[rule]
-        return self.scales(self.peaks(in_blocks(x, self.scheme.width)) / largest).clamp_min(self.scheme.least)
+        divisor, _ = self.scheme.rules[rule]
+        return self.scales(self.peaks(in_blocks(x, self.scheme.width)) / divisor).clamp_min(self.scheme.least)
 
-    def share(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    def quotients(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Values over their blocks' scales, [..., n], which are rounded to codes; 0 where a scale is 0."""
-        found = self.over(in_blocks(x, self.scheme.width), scale[..., None])
-        return self.codes(torch.where(scale[..., None] > 0, found, 0.0)).reshape(x.shape)
+        blocks = self.over(in_blocks(x, self.scheme.width), scales[..., None])
+        return self.codes(torch.where(scales[..., None] > 0, blocks, 0.0)).reshape(x.shape)
 
     def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes of x, uint8 [..., n], and of its blocks' scales, [..., n / width]."""
-        wanted = self.wanted(x)
-        scales = self.scheme.scale.encode(wanted, rounding=self.scheme.rules[0][1])
-        scale = wanted if self.unrounded else self.scheme.scale.decode(scales).to(x.dtype)
-        return self.scheme.element.encode(self.share(x, scale), rounding=self.toward), scales
+        scales = self.exact_scales(x)
+        scale_codes = self.scheme.scale.encode(scales, rounding=self.scheme.rules[0][1])
+        if not self.unrounded:
+            scales = self.scheme.scale.decode(scale_codes).to(x.dtype)
+        return self.scheme.element.encode(self.quotients(x, scales), rounding=self.toward), scale_codes
 
     def allowed(self, x: torch.Tensor, near: float) -> tuple[Bounds, Bounds]:
         """Bounds of the right codes of values, and of scales, if x has relative errors of up to `near`.
@@ -127,70 +129,60 @@ class Coder:
         is 0, any code is.
         """
         scheme = self.scheme
-        nothing = (self.wanted(x) == 0) & (scheme.least == 0)
-        found: tuple[list[torch.Tensor], ...] = ([], [], [], [])
+        any_scale = (self.exact_scales(x) == 0)[..., None] & (scheme.least == 0)
+        of_codes, of_scales = [], []  # bounds under each rule, with scales that are too small and too large
         for rule, (_, rounding) in enumerate(scheme.rules):
-            for lean in (1 - near, 1 + near):
-                code = scheme.scale.encode(self.wanted(x, rule) * lean, rounding=rounding)
-                scale = scheme.scale.decode(code)
-                empty = (scale == 0).repeat_interleave(scheme.width, -1)
-                share = self.share(x, scale)
-                for place, (side, zero, whatever) in enumerate(((-near, -1, -ANY_CODE), (near, 0, ANY_CODE))):
-                    end = scheme.element.order(scheme.element.encode(share + side * share.abs()))
-                    end = end.masked_fill((end == 0) | (end == -1), zero)
-                    found[place].append(end.masked_fill(empty, whatever))
-                    found[2 + place].append(scheme.scale.order(code).masked_fill(nothing, whatever))
-        low, high, least, greatest = (torch.stack(ends, -1) for ends in found)
-        return (low, high), (least, greatest)
+            for error in (-near, near):
+                scale_codes = scheme.scale.encode(self.exact_scales(x, rule) * (1 + error), rounding=rounding)
+                scales = scheme.scale.decode(scale_codes)
+                quotients = self.quotients(x, scales)
+                any_code = (scales == 0).repeat_interleave(scheme.width, -1)[..., None]
+                of_codes.append(any_where(any_code, around(quotients, near * quotients.abs(), scheme.element)))
+                rank = scheme.scale.order(scale_codes)[..., None]
+                of_scales.append(any_where(any_scale, (rank, rank)))
+        return joined(of_codes), joined(of_scales)
 
 
 def around(x: torch.Tensor, slack: torch.Tensor, form: Format = E4M3) -> Bounds:
     """Bounds [..., 1] of the codes of values with errors of up to `slack`; both zeros are right."""
-    low, high = (form.order(form.encode(end)) for end in (x - slack, x + slack))
-    ends = (end.masked_fill((end == 0) | (end == -1), zero)[..., None] for end, zero in ((low, -1), (high, 0)))
-    return next(ends), next(ends)
+    low, high = (form.order(form.encode(end))[..., None] for end in (x - slack, x + slack))
+    return low.masked_fill(low == 0, -1), high.masked_fill(high == -1, 0)  # ranks of 0 and -0
 
 
-def laid(
-    wide: Wide,
-    name: str,
-    codes: torch.Tensor,
-    *,
-    form: Format,
-    bounds: Bounds | None,
-    lay: Part,
-    pairs: Part = same,
+def any_where(free: torch.Tensor, bounds: Bounds) -> Bounds:
+    """Bounds that allow any code where the bool mask `free`, which is broadcast, is set."""
+    return bounds[0].masked_fill(free, -ANY_CODE), bounds[1].masked_fill(free, ANY_CODE)
+
+
+def joined(pairs: Sequence[Bounds]) -> Bounds:
+    """Several bounds [..., 1] as one [..., pairs], each pair of which is right."""
+    return torch.cat([low for low, _ in pairs], -1), torch.cat([high for _, high in pairs], -1)
+
+
+def coded_output(
+    wide: Wide, name: str, codes: torch.Tensor, *, form: Format, bounds: Bounds | None, layout: Part = same
 ) -> Tensors:
     """An output of codes in its layout, as codes or decoded for a float dtype, with `@low` and `@high` bounds.
 
-    `pairs` packs two fp4 codes into a byte. The layout's padding may have any code.
+    Two fp4 codes are packed into a byte. The layout's padding may have any code.
     """
-    spec = wide.definition.outputs[name]
-    found = pairs(lay(codes))
-    entries = {name: form.decode(found).to(wide.dtype) if "float" in spec.dtype else found}
+    stored = pack(layout(codes)) if form is E2M1 else layout(codes)
+    is_float = "float" in wide.definition.outputs[name].dtype
+    entries = {name: form.decode(stored).to(wide.dtype) if is_float else stored}
     if bounds is not None:
-        filling = (lay(torch.ones_like(codes)) == 0)[..., None]
-        for what, ends, whatever in zip(("low", "high"), bounds, (-ANY_CODE, ANY_CODE), strict=True):
-            each = torch.stack([lay(end) for end in ends.unbind(-1)], -1)
-            entries[f"{name}@{what}"] = each.masked_fill(filling, whatever)
+        padding = (layout(torch.ones_like(codes)) == 0)[..., None]
+        low, high = (torch.stack([layout(ranks) for ranks in end.unbind(-1)], -1) for end in bounds)
+        entries[f"{name}@low"], entries[f"{name}@high"] = any_where(padding, (low, high))
     return entries
 
 
-def beyond(rows: torch.Tensor | None, bounds: Bounds) -> Bounds:
-    """Bounds [..., n, pairs] that allow any code in rows that do not count, by a bool mask [...]."""
-    if rows is None:
-        return bounds
-    left = ~rows[..., None, None]
-    return bounds[0].masked_fill(left, -ANY_CODE), bounds[1].masked_fill(left, ANY_CODE)
-
-
-def unswizzled(lay: Part) -> Part:
-    """A mutant's layout: returns a function with lay's result shape, but scales in row-major order, then zeros."""
+def unswizzled(layout: Part) -> Part:
+    """A mutant's layout: a function whose result has the layout's shape, but scales row by row, then zeros."""
 
     def in_rows(scales: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros_like(lay(scales))
-        found.view(-1)[: scales.numel()] = scales.reshape(-1)
-        return found
+        filled = torch.zeros_like(layout(scales))
+        filled.view(-1)[: scales.numel()] = scales.reshape(-1)
+        return filled
 
     return in_rows
 
@@ -200,34 +192,42 @@ Read = Callable[[Wide, Part], tuple["torch.Tensor", "torch.Tensor | float", "tor
 
 
 def quantiser(
-    scheme: Scheme, read: Read, *names: str, near: float = NEAR, lay: Part = same, arrange: Part = same
+    scheme: Scheme,
+    read: Read,
+    *names: str,
+    near: float = NEAR,
+    codes_layout: Part = same,
+    scales_layout: Part = same,
 ) -> Formula:
-    """The formula of a quantiser with outputs `names`, codes and scales, laid out by `arrange` and by `lay`."""
-    values, scales = names
-    pairs = pack if scheme.element is E2M1 else same
+    """The formula of a quantiser with two outputs `names`, codes and scales, in their layouts."""
+    codes_name, scales_name = names
 
     def formula(
         wide: Wide,
         *,
-        whole: Callable[[Any], Any] = same,
+        change_factor: Callable[[Any], Any] = same,
         act: Part = silu,
-        order: Part = same,
-        layout: Part = same,
-        linear: bool = False,
+        order: Part = same,  # changes the codes
+        layout: Part = same,  # changes the codes of scales
+        linear: bool = False,  # scales are row by row
         **changes: Any,  # noqa: ANN401 - a Coder's fields
     ) -> Tensors:
-        """`code = x * whole / scale`, where a block's scale is its largest magnitude over the format's largest."""
+        """`code = x * factor / scale`; a block's scale is its largest magnitude over the format's largest."""
         x, factor, rows = read(wide, act)
         coder = Coder(scheme, **changes)
-        codes, scale = coder.encode(x * whole(factor))
-        bounds: tuple[Bounds | None, Bounds | None] = (None, None)
+        codes, scales = coder.encode(x * change_factor(factor))
+        code_bounds = scale_bounds = None
         if wide.dtype == torch.float64:
-            own, of_scales = coder.allowed(x * factor, near)
-            bounds = beyond(rows, own), beyond(rows, of_scales)
-        tiles = unswizzled(lay) if linear else lay
-        return laid(
-            wide, values, order(codes), form=scheme.element, bounds=bounds[0], lay=arrange, pairs=pairs
-        ) | laid(wide, scales, layout(scale), form=scheme.scale, bounds=bounds[1], lay=tiles)
+            code_bounds, scale_bounds = coder.allowed(x * factor, near)
+            if rows is not None:
+                not_counted = ~rows[..., None, None]
+                code_bounds, scale_bounds = (any_where(not_counted, one) for one in (code_bounds, scale_bounds))
+        scales_in = unswizzled(scales_layout) if linear else scales_layout
+        element, scale = scheme.element, scheme.scale
+        return {
+            **coded_output(wide, codes_name, order(codes), form=element, bounds=code_bounds, layout=codes_layout),
+            **coded_output(wide, scales_name, layout(scales), form=scale, bounds=scale_bounds, layout=scales_in),
+        }
 
     return formula
 
@@ -273,8 +273,8 @@ MUTANTS = (
     Mutant("signs lost", codes=lambda share: share.abs()),
 )
 OF_TENSORS = (
-    Mutant("whole tensor's scale dropped", applies=two_level, whole=lambda factor: factor * 0 + 1),
-    Mutant("whole tensor's scale inverted", applies=two_level, whole=lambda factor: 1 / factor),
+    Mutant("whole tensor's scale dropped", applies=two_level, change_factor=lambda factor: factor * 0 + 1),
+    Mutant("whole tensor's scale inverted", applies=two_level, change_factor=lambda factor: 1 / factor),
 )
 IN_TILES = Mutant("scales row by row", applies=tiled, linear=True)
 
@@ -282,22 +282,22 @@ IN_TILES = Mutant("scales row by row", applies=tiled, linear=True)
 # Inputs of quantisers.
 
 
-def of_rows(name: str, whole: str = "") -> Read:
-    """Returns a function that reads rows `name` and their factor, the input `whole` (1 if absent)."""
+def of_rows(name: str, factor: str = "") -> Read:
+    """Returns a function that reads rows `name` and their factor, an input (1 if absent)."""
 
     def read(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
-        factor = wide.maybe(whole)
-        return wide[name], 1.0 if factor is None else factor, None
+        value = wide.maybe(factor)
+        return wide[name], 1.0 if value is None else value, None
 
     return read
 
 
-def of_halves(name: str, whole: str) -> Read:
-    """Returns a function that reads act(first half) * second half of rows `name`, and their factor `whole`."""
+def of_halves(name: str, factor: str) -> Read:
+    """Returns a function that reads act(first half) * second half of rows `name`, and their factor, an input."""
 
     def read(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
         gate, up = wide[name].chunk(2, -1)
-        return act(gate) * up, wide[whole], None
+        return act(gate) * up, wide[factor], None
 
     return read
 
@@ -331,9 +331,9 @@ def below(name: str, axis: int = 0, more: int = 0) -> Drawn:
 def counts(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Random count of valid rows per group, [groups]: all rows in the first, none to all in the others."""
     rows = wanted.shape_of("a")[1]
-    found = draw.integers(wanted.name, wanted.shape, low=0, high=rows + 1)
-    found[:1] = rows
-    return found.to(wanted.dtype)
+    valid = draw.integers(wanted.name, wanted.shape, low=0, high=rows + 1)
+    valid[:1] = rows
+    return valid.to(wanted.dtype)
 
 
 def of_codes(low: int, high: int) -> Drawn:
@@ -341,18 +341,18 @@ def of_codes(low: int, high: int) -> Drawn:
 
     def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
         *outer, width = wanted.shape
-        made = draw.integers(wanted.name, (*outer, width * wanted.dtype.itemsize), low=low, high=high)
-        return made.to(torch.uint8).view(wanted.dtype)
+        codes = draw.integers(wanted.name, (*outer, width * wanted.dtype.itemsize), low=low, high=high)
+        return codes.to(torch.uint8).view(wanted.dtype)
 
     return drawn
 
 
 ANY_BYTES, AROUND_ONE = of_codes(0, 256), of_codes(0x30, 0x40)  # any bits; e4m3 scales from 1/2 to below 2
-WHOLES = ("global_scale", "a_global_sf")
+TENSOR_SCALES = ("global_scale", "a_global_sf")  # each scales a whole tensor
 ROWS = ("input", "a", "x", "latent_kv", "gated_input", "append_key", "append_value", "append_ckv")
 
 
-def spread(tensors: dict[str, torch.Tensor], _: Mapping[str, float]) -> None:
+def vary_blocks(tensors: dict[str, torch.Tensor], _: Mapping[str, float]) -> None:
     """Multiply blocks of 16 values by powers of two that differ from each neighbour's."""
     for name in ROWS:
         x = tensors.get(name)
@@ -381,29 +381,26 @@ def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def lossless(definition: Definition) -> Mapping[str, Exactly]:
     """Inputs with exact results: `exact_rows`, or `exact_halves` if rows are gated; 64 as a tensor's scale."""
-    halves = (
-        {"input"}
-        if "x_q" in definition.outputs
-        else {"gated_input", *({"a"} if "a_fp4" in definition.outputs else ())}
-    )
-    found: dict[str, Exactly] = {}
-    for name, spec in definition.inputs.items():
-        if spec.shape is not None and spec.dtype in {"float32", "bfloat16", "float16"}:
-            found[name] = 64.0 if name in WHOLES else exact_halves if name in halves else exact_rows
-    return found
+    gated = {"x_q": "input", "a_fp4": "a"}  # by an output that only this form has
+    halves = {"gated_input", *(gated[name] for name in definition.outputs if name in gated)}
+    values: dict[str, Exactly] = {}
+    for name in floats_of(definition):
+        values[name] = 64.0 if name in TENSOR_SCALES else exact_halves if name in halves else exact_rows
+    return values
 
 
 SHARED: dict[str, Any] = {
     "lossless": lossless,
-    "adjust": spread,
+    "adjust": vary_blocks,
     "adversarial": {**ADVERSARIAL, "faint": {"scale": 2.0**-16}},
-    "draws": dict.fromkeys(WHOLES, between(200.0, 400.0)),  # of the size of 2,688 (448 * 6) / the largest value
+    # of the size of 2,688 (448 * 6) / the largest value
+    "draws": dict.fromkeys(TENSOR_SCALES, between(200.0, 400.0)),
     "scalars": {"sf_vec_size": None},
     "adversarial_inputs": ROWS,
     "exact_on_gpu": lambda _: False,  # kernels may multiply by an inexact reciprocal
     "independent_rows": False,  # tiles hold the scales of many rows
     "tile": 128,
-    "positive": WHOLES,
+    "positive": TENSOR_SCALES,
 }
 
 
@@ -413,23 +410,23 @@ def coded(
     forms: Mapping[str, Read],
     *,
     near: float = NEAR,
-    lay: Part = same,
-    arrange: Part = same,
+    codes_layout: Part = same,
+    scales_layout: Part = same,
     shared: Mapping[str, Any] = SHARED,
     **facts: Any,  # noqa: ANN401 - an Op's
 ) -> Op:
     """The op of a quantiser: `forms` are texts with two outputs, codes and scales, and functions that read inputs.
 
-    `arrange` lays out the codes, `lay` the scales. `sizes` are needed unless scales are tiles of rows [m k].
+    `sizes` are needed unless scales are tiles of rows [m k].
     """
-    codes, scales = (one.split("[")[0] for one in next(iter(forms)).split(" -> ")[1].split("] "))
-    formulas = {
-        text: quantiser(scheme, read, codes, scales, near=near, lay=lay, arrange=arrange)
-        for text, read in forms.items()
-    }
+    codes, scales = re.findall(r"(\w+)\[", next(iter(forms)).partition("->")[2])
+    layouts: dict[str, Any] = {"codes_layout": codes_layout, "scales_layout": scales_layout}
+    known = [
+        Form(text, quantiser(scheme, read, codes, scales, near=near, **layouts)) for text, read in forms.items()
+    ]
     sizes = {"s": lambda at: swizzled_size(at["m"], at["k"] // scheme.width), "o": (1,)}
     gates = {codes: GATES[scheme.element], scales: GATES[scheme.scale]}
-    return Op(op_type, *map(Form, formulas, formulas.values()), gates=gates, **{"sizes": sizes, **shared, **facts})
+    return Op(op_type, *known, gates=gates, **{"sizes": sizes, **shared, **facts})
 
 
 # quantization: FlashInfer's quantisers, and pages of DeepSeek's caches
@@ -440,24 +437,24 @@ class CodedPages:
     """Cache pages of tokens of 512 values: the bytes of all tokens' codes, then those of their scales."""
 
     scheme: Scheme
-    data: int  # bytes of a token's codes
-    scales: int  # bytes of a token's scales
+    code_bytes: int  # per token
+    scale_bytes: int  # per token
 
     @property
-    def token(self) -> int:
+    def token_bytes(self) -> int:
         """Bytes per token."""
-        return self.data + self.scales
+        return self.code_bytes + self.scale_bytes
 
     def order(self, pages: torch.Tensor) -> torch.Tensor:
         """Ranks of the codes and scales in pages, [pages, tokens x (512 + scales)]."""
         flat = pages.reshape(len(pages), math.prod(pages.shape[1:]))
-        cut = flat.shape[1] // self.token * self.data
-        data = unpack(flat[:, :cut]) if self.scheme.element is E2M1 else flat[:, :cut]
-        return torch.cat([self.scheme.element.order(data), self.scheme.scale.order(flat[:, cut:])], 1)
+        split = flat.shape[1] // self.token_bytes * self.code_bytes
+        codes = unpack(flat[:, :split]) if self.scheme.element is E2M1 else flat[:, :split]
+        return torch.cat([self.scheme.element.order(codes), self.scheme.scale.order(flat[:, split:])], 1)
 
     def slots(self, draw: Draw, wanted: Wanted) -> torch.Tensor:
         """Random slots [rows], some of them outside of the pages, some of them equal."""
-        tokens, [count] = math.prod(wanted.shape_of("cache")) // self.token, wanted.shape
+        tokens, [count] = math.prod(wanted.shape_of("cache")) // self.token_bytes, wanted.shape
         anywhere = draw.integers(wanted.name, wanted.shape, low=-2, high=tokens + 2)
         few = draw.integers(f"{wanted.name}.few", wanted.shape, low=0, high=max(min(tokens, count // 2), 1))
         few[1::7], few[4::7] = -1, tokens
@@ -467,8 +464,8 @@ class CodedPages:
         self,
         wide: Wide,
         *,
-        order: Part = same,
-        layout: Part = same,
+        order: Part = same,  # changes the codes
+        layout: Part = same,  # changes the codes of scales
         kept: str = "amin",  # reduction that selects among several rows for one slot: the first
         wrapped: bool = False,  # slots outside of the pages are taken modulo their number
         records: bool = False,  # each token's scales follow its codes
@@ -481,9 +478,8 @@ class CodedPages:
         """
         [(name, spec)] = wide.definition.outputs.items()
         shape = wide.definition.shape_of(spec, sizes(wide.definition, wide.values)) or ()
-        tokens = math.prod(shape) // self.token
-        x = wide["latent_kv"]
-        x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        tokens = math.prod(shape) // self.token_bytes
+        x = wide["latent_kv"].flatten(0, -2)
         before = wide.maybe("cache")
         old = torch.zeros(shape, dtype=torch.uint8, device=x.device) if before is None else before
         rows = slots = torch.arange(len(x), device=x.device)
@@ -491,50 +487,50 @@ class CodedPages:
             slots = wide.given("slot_mapping").long()
             slots = slots % max(tokens, 1) if wrapped else slots
             rows = rows[(slots >= 0) & (slots < tokens)]
-            first = torch.full((tokens,), -1, device=x.device)
-            first = first.scatter_reduce(0, slots[rows], rows, kept, include_self=False)
-            slots = (first >= 0).nonzero()[:, 0]
-            rows = first[slots]
+            row_of_slot = torch.full((tokens,), -1, device=x.device)
+            row_of_slot = row_of_slot.scatter_reduce(0, slots[rows], rows, kept, include_self=False)
+            slots = (row_of_slot >= 0).nonzero()[:, 0]
+            rows = row_of_slot[slots]
         coder = Coder(self.scheme, **changes)
         codes, scales = coder.encode(x[rows])
-        data = pack(order(codes)) if self.scheme.element is E2M1 else order(codes)
+        stored = pack(order(codes)) if self.scheme.element is E2M1 else order(codes)
 
-        def put(pages: torch.Tensor, *new: torch.Tensor) -> torch.Tensor:
-            """Pages [pages, ...] with data and scales of tokens in their slots, [pages, all]."""
+        def put(pages: torch.Tensor, new_codes: torch.Tensor, new_scales: torch.Tensor) -> torch.Tensor:
+            """Pages [pages, ...] with codes and scales [rows, ...] in their slots, as [pages, all of a page]."""
             flat = pages.reshape(len(pages), math.prod(pages.shape[1:]))
-            cut = flat.shape[1] * new[0].shape[1] // sum(part.shape[1] for part in new)
-            parts = [flat[:, :cut], flat[:, cut:]]
-            written = [part.reshape(tokens, one.shape[1]).clone() for part, one in zip(parts, new, strict=True)]
-            for part, one in zip(written, new, strict=True):
-                part[slots] = one
-            if not records:
-                written = [one.reshape(part.shape) for one, part in zip(written, parts, strict=True)]
-            return torch.cat(written, 1).reshape(flat.shape)
+            per_code, per_scale = new_codes.shape[1], new_scales.shape[1]
+            split = flat.shape[1] * per_code // (per_code + per_scale)
+            page_codes, page_scales = flat[:, :split], flat[:, split:]
+            all_codes, all_scales = page_codes.reshape(tokens, per_code), page_scales.reshape(tokens, per_scale)
+            all_codes = all_codes.index_put((slots,), new_codes)
+            all_scales = all_scales.index_put((slots,), new_scales)
+            if records:
+                return torch.cat([all_codes, all_scales], 1).reshape(flat.shape)
+            return torch.cat([all_codes.view(page_codes.shape), all_scales.view(page_scales.shape)], 1)
 
-        found = {name: put(old, data, layout(scales)).view(shape)}
+        outputs = {name: put(old, stored, layout(scales)).view(shape)}
         if wide.dtype == torch.float64:
-            own, of_scales = coder.allowed(x[rows], NEAR)
-            for what, codes_end, scales_end in zip(("low", "high"), own, of_scales, strict=True):
-                each = zip(codes_end.unbind(-1), scales_end.unbind(-1), strict=True)
-                found[f"{name}@{what}"] = torch.stack([put(self.order(old), *ends) for ends in each], -1)
-        return found
+            code_bounds, scale_bounds = coder.allowed(x[rows], NEAR)
+            for what, code_end, scale_end in zip(("low", "high"), code_bounds, scale_bounds, strict=True):
+                each = zip(code_end.unbind(-1), scale_end.unbind(-1), strict=True)
+                outputs[f"{name}@{what}"] = torch.stack([put(self.order(old), *ends) for ends in each], -1)
+        return outputs
 
     def op(self) -> Op:
         """The op that writes whole pages, or single slots."""
-        whole = [
-            f"latent_kv{one} kv_layout? -> cache{made}"
-            for one in ("[p t d]", "[p u t d]", "[p t u d]")  # one head, before or behind the tokens of a page
-            for made in ("[p u t z]", "[p t u z]")
+        whole_pages = [
+            f"latent_kv{rows} kv_layout? -> cache{pages}"
+            for rows in ("[p t d]", "[p u t d]", "[p t u d]")  # one head, before or behind the tokens of a page
+            for pages in ("[p u t z]", "[p t u z]")
         ]
-        single = [
+        single_slots = [
             f"latent_kv{rows} slot_mapping[n] cache{pages} -> cache_out{pages}"
             for rows in ("[a d]", "[a b d]", "[a b c d]")
             for pages in ("[p t z]", "[p u t z]", "[p y]")
         ]
-        own = f"pages have no tokens of {self.token} bytes"
         return Op(
             "quantization",
-            *(Form(text, self.formula) for text in (*whole, *single)),
+            *(Form(text, self.formula) for text in (*whole_pages, *single_slots)),
             **SHARED | {"draws": {"slot_mapping": self.slots, "cache": ANY_BYTES}},
             sizes={
                 **dict.fromkeys("tu", (2, 1, 3, 4)),
@@ -542,23 +538,29 @@ class CodedPages:
                 "b": (2, 3, 1),
                 "c": (1, 2, 3),
                 "n": lambda at: at["a"] * at.get("b", 1) * at.get("c", 1),
-                "y": lambda at: (4 if at["y"] < self.token else -(-at["y"] // self.token)) * self.token,
+                "y": lambda at: (
+                    (4 if at["y"] < self.token_bytes else -(-at["y"] // self.token_bytes)) * self.token_bytes
+                ),
             },
             gates=dict.fromkeys(("cache", "cache_out"), Exact(EITHER, order=self.order)),
-            requires=lambda definition: None if self.token in definition.const_axes.values() else own,
+            requires=self.misfit,
         )
+
+    def misfit(self, definition: Definition) -> str | None:
+        """Why a definition's pages are not of this kind; None if they are."""
+        known = self.token_bytes in definition.const_axes.values()
+        return None if known else f"pages have no tokens of {self.token_bytes} bytes"
 
 
 DSV_FP4 = CodedPages(Scheme(E2M1, E4M3, FP4_BLOCK, ((6.0, NEAREST),), least=2.0**-9), 256, 32)
 DSV_FP8 = CodedPages(Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),), least=1e-4), 512, 16)
-QUANTIZATION = coded(
-    "quantization",
+coded_rows = partial(coded, "quantization", scales_layout=swizzle)
+QUANTIZATION = coded_rows(
     NVFP4,
     {
         "input[m k] global_scale[o]? sf_vec_size? -> quantized[m p] scales[s]": of_rows("input", "global_scale"),
         "a[m k] a_global_sf[o] sf_vec_size? -> quantized[m p] scales[s]": of_rows("a", "a_global_sf"),
     },
-    lay=swizzle,
     family="quantisation",
     mutants=(
         *MUTANTS,
@@ -569,24 +571,20 @@ QUANTIZATION = coded(
         Mutant("scales behind each token's data", applies=has("latent_kv"), records=True),
     ),
     other_forms=(
-        coded("quantization", MXFP8, {"input[m k] -> quantized[m k] scales[s]": of_rows("input")}, lay=swizzle),
-        coded("quantization", MXFP4, {"a[m k] -> quantized[m p] scales[s]": of_rows("a")}, lay=swizzle),
-        coded(
-            "quantization",
+        coded_rows(MXFP8, {"input[m k] -> quantized[m k] scales[s]": of_rows("input")}),
+        coded_rows(MXFP4, {"a[m k] -> quantized[m p] scales[s]": of_rows("a")}),
+        coded_rows(
             NVFP4,
-            {
-                "input[m w] global_scale[o] sf_vec_size? -> x_q[m p] sf[s]": of_halves("input", "global_scale"),
-            },
+            {"input[m w] global_scale[o] sf_vec_size? -> x_q[m p] sf[s]": of_halves("input", "global_scale")},
             near=ROUNDED,
-            lay=swizzle,
             sizes={"s": lambda at: swizzled_size(at["m"], at["w"] // (2 * FP4_BLOCK)), "o": (1,)},
         ),
         coded(
             "quantization",
             MXFP8,
             {"a[b m k] mask[b] -> x_q[m w b] sf[x y r z c b]": of_groups},
-            lay=grouped_tiles,
-            arrange=lambda codes: codes.permute(1, 2, 0),
+            scales_layout=grouped_tiles,
+            codes_layout=lambda codes: codes.permute(1, 2, 0),
             draws={"mask": counts},
             tile=300,  # of several tiles
             unread={"mask": "rows behind it may hold anything"},
@@ -620,7 +618,7 @@ QUANTIZE_SMOOTH = coded(
     NVFP4,
     {SMOOTHED: lambda wide, _: (wide["x"] * wide["pre_quant_scale"], wide["global_scale"], None)},
     near=ROUNDED,
-    lay=swizzle,
+    scales_layout=swizzle,
     draws={"global_scale": between(200.0, 400.0), "pre_quant_scale": between(0.5, 1.5)},
     lossless=lambda _: {"x": exact_rows, "pre_quant_scale": 1.0, "global_scale": 64.0},
     family="quantisation",
@@ -641,9 +639,9 @@ def activated(wide: Wide, act: Part, *, slope: bool = True) -> torch.Tensor:
     grad = wide.maybe("grad_output")
     if grad is None:
         return act(gate) * up
-    open_ = sigmoid(gate)
-    inner = open_ * (1 + gate * (1 - open_)) if slope else open_
-    return torch.cat([inner * grad * up, act(gate) * grad], -1)
+    gate_share = sigmoid(gate)
+    derivative = gate_share * (1 + gate * (1 - gate_share)) if slope else gate_share
+    return torch.cat([derivative * grad * up, act(gate) * grad], -1)
 
 
 def by_rows_and_columns(
@@ -659,28 +657,23 @@ def by_rows_and_columns(
 ) -> Tensors:
     """mxfp8 codes in blocks along rows, scales in rows, and along columns, scales in tiles; one may be empty."""
     x, coder = activated(wide, act, slope=slope), Coder(MXFP8_UP, **changes)
-    empty = {
-        name: torch.zeros(0, dtype=wide.dtype)
-        for name, spec in wide.definition.outputs.items()
-        if len(spec.shape or ()) < 2
-    }
-    found: Tensors = {**empty}
-    for what, values, back, lay in (
+    tiles = unswizzled(swizzle) if linear else swizzle
+    outputs: Tensors = {}
+    for side, values, codes_layout, scales_layout in (
         ("row", x, same, same),
-        ("col", columns(x), lambda codes: codes.mT, unswizzled(swizzle) if linear else swizzle),
+        ("col", columns(x), lambda codes: codes.mT, tiles),
     ):
-        if f"{what}_output" in empty:
-            found |= {
-                f"{name}@{end}": torch.zeros(0, 1)
-                for name in (f"{what}_output", f"{what}_scales")
-                for end in ("low", "high")
-            }
+        names = (f"{side}_output", f"{side}_scales")
+        if len(wide.definition.outputs[names[0]].shape or ()) == 1:  # not asked for, and empty
+            for name in names:
+                outputs[name] = torch.zeros(0, dtype=wide.dtype)
+                outputs[f"{name}@low"] = outputs[f"{name}@high"] = torch.zeros(0, 1)
             continue
         codes, scales = coder.encode(values)
-        own, of_scales = coder.allowed(values, ROUNDED) if wide.dtype == torch.float64 else (None, None)
-        found |= laid(wide, f"{what}_output", order(codes), form=E4M3, bounds=own, lay=back)
-        found |= laid(wide, f"{what}_scales", layout(scales), form=E8M0, bounds=of_scales, lay=lay)
-    return found
+        bounds = coder.allowed(values, ROUNDED) if wide.dtype == torch.float64 else (None, None)
+        outputs |= coded_output(wide, names[0], order(codes), form=E4M3, bounds=bounds[0], layout=codes_layout)
+        outputs |= coded_output(wide, names[1], layout(scales), form=E8M0, bounds=bounds[1], layout=scales_layout)
+    return outputs
 
 
 def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FBT001 - an Op's
@@ -696,8 +689,8 @@ def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FB
         unread=dict.fromkeys(("rowwise", "colwise"), "the outputs' shapes say it"),
         sizes={"m": lambda at: -(-at["m"] // 128) * 128, "s": lambda at: at["m"] * at["o"] // MX_BLOCK},
         gates={
-            f"{what}_{name}": GATES[form]
-            for what in ("row", "col")
+            f"{side}_{name}": GATES[form]
+            for side in ("row", "col")
             for name, form in (("output", E4M3), ("scales", E8M0))
         },
         **facts,
@@ -750,25 +743,28 @@ def gathered(
     *,
     heads_first: bool = False,
     order: Part = same,
-    scaled: Part = same,
-    wholes: int = 1,
-    more: int = 0,
+    change_scales: Part = same,
+    scale_power: int = 1,
+    more_tokens: int = 0,
     tables: Part = same,
     values: str = "v",
 ) -> Tensors:
-    """Keys and values of sequences, `code * scale * whole`, by a table of pages; unchanged beyond `seq_lens`."""
-    found, lengths = {}, wide["seq_lens"].long()
-    for one, source in (("k", "k"), ("v", values)):
-        cache, scales = wide.given(f"paged_{source}_cache"), wide.given(f"{source}_scales")
-        blocks = in_blocks(E2M1.decode(order(unpack(cache))).to(wide.dtype), FP4_BLOCK)
-        rows = (blocks * scaled(E4M3.decode(scales).to(wide.dtype))[..., None]).flatten(-2)
-        rows = rows.transpose(1, 2) if heads_first else rows
-        old = wide[f"output_{one}"]
-        place = torch.arange(old.shape[1], device=old.device)
-        pages = tables(wide["block_tables"].long())[:, place // rows.shape[1]]
-        new = rows[pages, place % rows.shape[1]] * wide[f"{source}_scale"] ** wholes
-        found[f"output_{one}_out"] = torch.where((place < lengths[:, None] + more)[..., None, None], new, old)
-    return found
+    """Keys and values of sequences, `code * block's scale * cache's scale`, by a table of pages.
+
+    Unchanged beyond `seq_lens`. The keyword arguments but `heads_first` make mutants of it.
+    """
+    outputs, lengths = {}, wide["seq_lens"].long() + more_tokens
+    for part, source in (("k", "k"), ("v", values)):
+        codes = order(unpack(wide.given(f"paged_{source}_cache")))
+        scales = change_scales(E4M3.decode(wide.given(f"{source}_scales")).to(wide.dtype))
+        pages = (in_blocks(E2M1.decode(codes).to(wide.dtype), FP4_BLOCK) * scales[..., None]).flatten(-2)
+        pages = pages.transpose(1, 2) if heads_first else pages  # [pages, tokens, heads, channels]
+        page_size, old = pages.shape[1], wide[f"output_{part}"]
+        token = torch.arange(old.shape[1], device=old.device)
+        page = tables(wide["block_tables"].long())[:, token // page_size]
+        new = pages[page, token % page_size] * wide[f"{source}_scale"] ** scale_power
+        outputs[f"output_{part}_out"] = torch.where((token < lengths[:, None])[..., None, None], new, old)
+    return outputs
 
 
 PAGED = (
@@ -803,13 +799,13 @@ DEQUANTIZE_FP4 = Op(
     mutants=(
         Mutant("neighbours exchanged", order=lambda codes: in_blocks(codes, 2).flip(-1).flatten(-2)),
         Mutant("signs lost", order=lambda codes: codes & 7),
-        Mutant("blocks' scales dropped", scaled=ones),
-        Mutant("blocks' scales shifted", scaled=lambda scale: scale.roll(1, -1)),
-        Mutant("blocks' scales inverted", scaled=lambda scale: 1 / scale),
-        Mutant("whole cache's scale dropped", wholes=0),
-        Mutant("whole cache's scale inverted", wholes=-1),
-        Mutant("a token more", more=1),
-        Mutant("a token less", more=-1),
+        Mutant("blocks' scales dropped", change_scales=ones),
+        Mutant("blocks' scales shifted", change_scales=lambda scale: scale.roll(1, -1)),
+        Mutant("blocks' scales inverted", change_scales=lambda scale: 1 / scale),
+        Mutant("whole cache's scale dropped", scale_power=0),
+        Mutant("whole cache's scale inverted", scale_power=-1),
+        Mutant("a token more", more_tokens=1),
+        Mutant("a token less", more_tokens=-1),
         Mutant("always the first page", tables=lambda table: table[:, :1].expand(table.shape)),
         Mutant("the next sequence's pages", tables=lambda table: table.roll(1, 0)),
         Mutant(
@@ -825,9 +821,14 @@ def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Output
     heads = (definition.inputs["output_k"].shape or ("", "", ""))[2]
     layout = "HND" if (definition.inputs["paged_k_cache"].shape or ("", ""))[1] == heads else "NHD"
     keys, values = inputs["output_k"].clone(), inputs["output_v"].clone()
-    caches, scales = (inputs["paged_k_cache"], inputs["paged_v_cache"]), (inputs["k_scales"], inputs["v_scales"])
-    wholes, tables = (inputs["k_scale"], inputs["v_scale"]), (inputs["block_tables"], inputs["seq_lens"])
-    api[KV_DEQUANTIZE](caches, scales, *tables, *wholes, keys, values, kv_layout=layout)
+    api[KV_DEQUANTIZE](
+        (inputs["paged_k_cache"], inputs["paged_v_cache"]),
+        (inputs["k_scales"], inputs["v_scales"]),
+        *(inputs[name] for name in ("block_tables", "seq_lens", "k_scale", "v_scale")),
+        keys,
+        values,
+        kv_layout=layout,
+    )
     return {"output_k_out": keys, "output_v_out": values}
 
 
@@ -846,18 +847,18 @@ IN_ORDER = {
 }
 
 
-def gives(*dtypes: str) -> Callable[[Definition], bool]:
+def returns(*dtypes: str) -> Callable[[Definition], bool]:
     """Condition for `accepts`: all outputs have one of these dtypes."""
     return lambda definition: all(spec.dtype in dtypes for spec in definition.outputs.values())
 
 
 def in_tiles(key: str, arguments: str, outputs: str) -> Call:
     """A call of a function that returns codes and tiled scales; the scales become bytes in one axis."""
-    given, (codes, scales) = arguments.translate({91: None, 93: None}).split(), outputs.split()
+    names, (codes_name, scales_name) = arguments.replace("[", "").replace("]", "").split(), outputs.split()
 
     def call(api: Api, _: Definition, inputs: Given) -> Outputs:
-        made = api[key](*(inputs[name] for name in given if name in inputs))
-        return {codes: made[0], scales: made[1].view(torch.uint8).reshape(-1)}
+        codes, scales = api[key](*(inputs[name] for name in names if name in inputs))
+        return {codes_name: codes, scales_name: scales.view(torch.uint8).reshape(-1)}
 
     return call
 
@@ -868,7 +869,7 @@ for _name, (_op, _arguments, _outputs) in IN_ORDER.items():
         _name,
         f"flashinfer:{_name}",
         serves=f"{_arguments} {'' if _op is QUANTIZE_SMOOTH else '[sf_vec_size]'} -> {_outputs}",
-        accepts=gives("uint8", *(("float8_e4m3fn",) if _name == "mxfp8_quantize" else ())),
+        accepts=returns("uint8", *(("float8_e4m3fn",) if _name == "mxfp8_quantize" else ())),
         sm=SM100,
     )(in_tiles(f"flashinfer:{_name}", _arguments, _outputs))
 KV_QUANTIZE = "flashinfer:nvfp4_kv_quantize"
@@ -894,59 +895,44 @@ def _flashinfer_kv(api: Api, _: Definition, inputs: Given) -> Outputs:
 def _flashinfer_experts(api: Api, _: Definition, inputs: Given) -> Outputs:
     """All rows of each expert count; the kernel returns codes with experts last, and scales in tiles."""
     a = inputs["a"]
-    codes, tiles = api[SCALED](
-        a, torch.full((len(a),), a.shape[1], dtype=torch.int32, device=a.device), inputs["a_global_sf"]
-    )
+    valid_rows = torch.full((len(a),), a.shape[1], dtype=torch.int32, device=a.device)
+    codes, tiles = api[SCALED](a, valid_rows, inputs["a_global_sf"])
     scales = tiles.permute(5, 2, 1, 0, 4, 3).reshape(len(a), tiles.shape[2] * 128, tiles.shape[4] * 4)
     return {"a_fp4": codes.permute(2, 0, 1), "a_sf": scales[:, : a.shape[1], : a.shape[2] // (2 * FP4_BLOCK)]}
 
 
 def _flashinfer_fused(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    given = [inputs[name] for name in ("gated_input", "grad_output") if name in inputs]
+    tensors = [inputs[name] for name in ("gated_input", "grad_output") if name in inputs]
     [key] = [key for key in api if ("backward" in key) == ("grad_output" in inputs)]
-    made = api[key](*given, rowwise=bool(inputs["rowwise"]), colwise=bool(inputs["colwise"]))
-    return dict(zip(definition.outputs, made, strict=True))
+    returned = api[key](*tensors, rowwise=bool(inputs["rowwise"]), colwise=bool(inputs["colwise"]))
+    return dict(zip(definition.outputs, returned, strict=True))
 
 
-for _what, _more in (("forward", ""), ("backward", " grad_output")):
+for _direction, _gradient in (("forward", ""), ("backward", " grad_output")):
     ACTIVATION_QUANTIZE.truth(
         "flashinfer",
-        f"silu_and_mul_mxfp8_{_what}",
-        f"flashinfer.gated_act_mxfp8:silu_and_mul_mxfp8_{_what}",
-        serves=FUSED.format(_more),
+        f"silu_and_mul_mxfp8_{_direction}",
+        f"flashinfer.gated_act_mxfp8:silu_and_mul_mxfp8_{_direction}",
+        serves=FUSED.format(_gradient),
         sm=((10, 0), (10, 7)),
     )(_flashinfer_fused)
 
 
 def pages_of(cache: CodedPages, kind: str) -> None:
     """Declare FlashInfer's functions that write these pages: whole ones, and single slots."""
-    whole, single = (f"dsv41_{kind}_quantize_{what}_sparse_mla_cache" for what in ("pack", "append"))
-    own = cache.op().requires
+    pack_pages, append = (f"dsv41_{kind}_quantize_{verb}_sparse_mla_cache" for verb in ("pack", "append"))
+    of_kind = partial(QUANTIZATION.truth, "flashinfer", accepts=lambda one: cache.misfit(one) is None, sm=SM120)
 
-    @QUANTIZATION.truth(
-        "flashinfer",
-        whole,
-        f"flashinfer.mla:{whole}",
-        serves="latent_kv [kv_layout] -> cache",
-        accepts=lambda definition: own(definition) is None,
-        sm=SM120,
-    )
+    @of_kind(pack_pages, f"flashinfer.mla:{pack_pages}", serves="latent_kv [kv_layout] -> cache")
     def _(api: Api, definition: Definition, inputs: Given) -> Outputs:
         heads = definition.const_axes.get((definition.outputs["cache"].shape or ("", ""))[1])
         layout = "HND" if heads == 1 else "NHD"
-        return {"cache": api[f"flashinfer.mla:{whole}"](inputs["latent_kv"], kv_layout=layout)}
+        return {"cache": api[f"flashinfer.mla:{pack_pages}"](inputs["latent_kv"], kv_layout=layout)}
 
-    @QUANTIZATION.truth(
-        "flashinfer",
-        single,
-        f"flashinfer.mla:{single}",
-        serves="latent_kv slot_mapping cache -> cache_out",
-        accepts=lambda definition: own(definition) is None,
-        sm=SM120,
-    )
+    @of_kind(append, f"flashinfer.mla:{append}", serves="latent_kv slot_mapping cache -> cache_out")
     def _(api: Api, _: Definition, inputs: Given) -> Outputs:
         pages = inputs["cache"].clone()
-        api[f"flashinfer.mla:{single}"](inputs["latent_kv"], inputs["slot_mapping"], pages)
+        api[f"flashinfer.mla:{append}"](inputs["latent_kv"], inputs["slot_mapping"], pages)
         return {"cache_out": pages}
 
 
@@ -977,23 +963,20 @@ def by_pytorch(api: Api, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows=None,
     accepts=lambda definition: len(definition.inputs) > 1,
 )
+@QUANTIZE_SMOOTH.truth("torch", "bucketize, float8_e4m3fn", TORCH_BUCKETIZE, rows=None)
 def _pytorch_nvfp4(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    x, whole, *_ = inputs.values()
-    codes, scales = by_pytorch(api, x.float() * whole)
+    """The rows times all scales, in the order of the inputs; `sf_vec_size` is no tensor."""
+    x, *factors = (value.float() for value in inputs.values() if isinstance(value, torch.Tensor))
+    for factor in factors:
+        x = x * factor
+    codes, scales = by_pytorch(api, x)
     return dict(zip(definition.outputs, (codes, swizzle(scales.view(torch.uint8))), strict=True))
 
 
 @QUANTIZE_FP4.truth("torch", "bucketize, float8_e4m3fn", TORCH_BUCKETIZE, rows=None)
 def _pytorch_linear(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    made = by_pytorch(api, inputs["input"].float() / inputs["global_scale"])
-    return dict(zip(definition.outputs, made, strict=True))
-
-
-@QUANTIZE_SMOOTH.truth("torch", "bucketize, float8_e4m3fn", TORCH_BUCKETIZE, rows=None)
-def _pytorch_smooth(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    smooth = inputs["x"].float() * inputs["pre_quant_scale"].float()
-    codes, scales = by_pytorch(api, smooth * inputs["global_scale"])
-    return dict(zip(definition.outputs, (codes, swizzle(scales.view(torch.uint8))), strict=True))
+    returned = by_pytorch(api, inputs["input"].float() / inputs["global_scale"])
+    return dict(zip(definition.outputs, returned, strict=True))
 
 
 @QUANTIZATION.truth(
@@ -1002,7 +985,7 @@ def _pytorch_smooth(api: Api, definition: Definition, inputs: Given) -> Outputs:
     TORCH_FREXP,
     serves="input -> quantized scales",
     rows=None,
-    accepts=gives("uint8", "float8_e4m3fn"),
+    accepts=returns("uint8", "float8_e4m3fn"),
 )
 def _pytorch_mxfp8(api: Api, _: Definition, inputs: Given) -> Outputs:
     """In float32; a block's scale is its largest magnitude / 448, rounded up to a power of two."""

@@ -136,9 +136,8 @@ class Codes:
     rms: float
 
 
-E4M3_CODES = Codes(same, same, BLOCK, FP8_BITS_RMS)
 CODES: Mapping[Scaling, Codes] = {
-    Scaling.FP8_BLOCK: E4M3_CODES,
+    Scaling.FP8_BLOCK: Codes(same, same, BLOCK, FP8_BITS_RMS),
     Scaling.MXFP8: Codes(same, E8M0.decode, MX_BLOCK, FP8_BITS_RMS),
     Scaling.NVFP4: Codes(two_codes, E4M3.decode, FP4_BLOCK, 2.93),
     Scaling.MXFP4: Codes(two_codes, E8M0.decode, MX_BLOCK, 2.93),
@@ -160,14 +159,14 @@ class Layout:
     """Order of gemm1's rows that a kernel takes: all of up, then all of gate, unless an attribute differs.
 
     Attributes:
-        turns: rows of up that alternate with as many of gate; 0: all rows of up, then all of gate.
+        alternating: rows of up that alternate with as many of gate; 0: all rows of up, then all of gate.
         gate_first: gate comes before up.
         shuffled: up and gate alternate by row; row r of each 32, of gemm2, too, is at r % 4 * 8 + r // 4.
         tiled: scales are in tiles of 128 rows and 4 columns.
         parts: number of tensors that a weight is split into.
     """
 
-    turns: int = 0
+    alternating: int = 0
     gate_first: bool = False
     shuffled: bool = False
     tiled: bool = False
@@ -175,22 +174,22 @@ class Layout:
 
     def order(self, rows: int, *, gated: bool, blocks: bool = False) -> torch.Tensor:
         """Stored row of each row of up, then of gate, int64 [rows]; with `blocks` of each row of their scales."""
-        place = torch.arange(rows)
-        turns = 1 if self.shuffled or (blocks and self.turns) else self.turns or rows // 2
+        stored = torch.arange(rows)
         if gated:
-            first, second = place.view(rows // (2 * turns), 2, turns).unbind(1)
-            place = torch.cat((second, first) if self.gate_first else (first, second)).flatten()
-        return place // 32 * 32 + place % 4 * 8 + place % 32 // 4 if self.shuffled else place
+            run = 1 if self.shuffled or (blocks and self.alternating) else self.alternating or rows // 2
+            first, second = stored.view(rows // (2 * run), 2, run).unbind(1)
+            stored = torch.cat((second, first) if self.gate_first else (first, second)).flatten()
+        return stored // 32 * 32 + stored % 4 * 8 + stored % 32 // 4 if self.shuffled else stored
 
 
 # Layouts by input names that only one kernel's call has; the first whose names are all inputs is taken.
 LAYOUTS: Sequence[tuple[Collection[str], Layout]] = (
     (("sorted_token_ids", "output1_scale_scalar"), Layout(gate_first=True)),
-    (("sorted_token_ids",), Layout(turns=8, gate_first=True)),
+    (("sorted_token_ids",), Layout(alternating=8, gate_first=True)),
     (("expert_weights_up",), Layout(gate_first=True)),
     (("gemm1_weights_0",), Layout(shuffled=True, tiled=True, parts=2)),
     (("w1_weight", "w1_alpha"), Layout()),
-    (("w1_weight",), Layout(turns=32)),
+    (("w1_weight",), Layout(alternating=32)),
 )
 SWIGLU, GEGLU, RELU2, SWIGLU_STEP, GEGLU_TANH = 3, 4, 6, 7, 8  # FlashInfer's ActivationType
 
@@ -232,99 +231,117 @@ class Mixture:
 def mixture_of(definition: Definition) -> Mixture:
     """Mixture that a definition's inputs, axes and constants describe; raises Unsupported if it is unknown."""
     inputs, const = named(definition), definition.const_axes
-    first, scale, hidden = inputs[GEMM1[0]], inputs.get(GEMM1[1]), inputs["hidden_states"].dtype.value
-    coded, tensor = hidden in {"float8_e4m3fn", "uint8"}, {UP_SCALE, GATE_SCALE, DOWN_SCALE} <= inputs.keys()
-    kind = scale.dtype.value if scale is not None else "tensor" if tensor else ""
-    scaling = STORED.get((first.dtype.value, kind))
+    weight, scale, token_dtype = inputs[GEMM1[0]], inputs.get(GEMM1[1]), inputs["hidden_states"].dtype.value
+    per_expert = {UP_SCALE, GATE_SCALE, DOWN_SCALE} <= inputs.keys()
+    scale_dtype = scale.dtype.value if scale is not None else "tensor" if per_expert else ""
+    scaling = STORED.get((weight.dtype.value, scale_dtype))
     if scaling is None:
-        raise Unsupported(f"weights are {first.dtype.value} with the inputs {list(definition.inputs)}")
-    beside = {GEMM2[1], *(["hidden_states_scale"] * coded)} if scaling in CODES else set()
-    if lacking := beside - inputs.keys():
+        raise Unsupported(f"weights are {weight.dtype.value} with the inputs {list(definition.inputs)}")
+    coded_tokens = scaling in CODES and token_dtype in {"float8_e4m3fn", "uint8"}
+    needed = {GEMM2[1]} if scaling in CODES else set()
+    needed |= {"hidden_states_scale"} if coded_tokens else set()
+    if lacking := needed - inputs.keys():
         raise Unsupported(f"inputs lack {sorted(lacking)}")
     activation = const.get("activation_type", SWIGLU)
     if activation not in ACTIVATIONS:
         raise Unsupported(f"activation {activation} is none of {sorted(ACTIVATIONS)}")
     layout = next((one for names, one in LAYOUTS if set(names) <= definition.inputs.keys()), Layout())
-    if activation == SWIGLU_STEP and (scaling in SHUFFLED or len(first.shape or ()) == 4):
+    if activation == SWIGLU_STEP and (scaling in SHUFFLED or len(weight.shape or ()) == 4):
         layout = Layout(shuffled=True, tiled=True)
-    rows = const.get((first.shape or ())[-2], 2 * INTERMEDIATE // layout.parts) * layout.parts
-    width = const.get((next(iter(definition.outputs.values())).shape or ())[-1], -1)
+    rows = const.get((weight.shape or ())[-2], 2 * INTERMEDIATE // layout.parts) * layout.parts
+    hidden = const.get((next(iter(definition.outputs.values())).shape or ())[-1], -1)
     if layout.parts > 1 and scaling is Scaling.NVFP4 and scale is not None:  # may be e8m0, one per 32 codes
-        local, size = (const.get(spec.shape[0], 0) for spec in (first, scale) if spec.shape)
-        scaling = Scaling.MXFP4 if size * MX_BLOCK * layout.parts <= local * rows * width else scaling
-    tokens = TOKENS.get((hidden, scaling in {Scaling.MXFP8, Scaling.MXFP4})) if beside else None
-    found = Mixture(
+        local, scales = (const.get(spec.shape[0], 0) for spec in (weight, scale) if spec.shape)
+        scaling = Scaling.MXFP4 if scales * MX_BLOCK * layout.parts <= local * rows * hidden else scaling
+    by_powers = scaling in {Scaling.MXFP8, Scaling.MXFP4}
+    mixture = Mixture(
         scaling=scaling,
-        tokens=tokens if coded else None,
+        tokens=TOKENS.get((token_dtype, by_powers)) if coded_tokens else None,
         routing=routing_of(definition),
-        hidden=width,
+        hidden=hidden,
         intermediate=rows // 2 if activation != RELU2 else rows,
         activation=activation,
         layout=layout,
         by_columns=text_of(definition, "partition_strategy") == "tp_n_tp_k",
     )
-    if scaling == Scaling.FP8_BLOCK and (width % BLOCK or found.intermediate % BLOCK):
-        sizes = f"hidden size {width} or intermediate size {found.intermediate}"
+    if scaling == Scaling.FP8_BLOCK and (hidden % BLOCK or mixture.intermediate % BLOCK):
+        sizes = f"hidden size {hidden} or intermediate size {mixture.intermediate}"
         raise Unsupported(f"{sizes} is no multiple of {BLOCK}")
-    for axis, count in sizes_by(definition, found, fixed_tokens(definition, found) or 1).items():
-        if const.get(axis, count) != count:
-            other = f"{axis} is {const[axis]}, and {count} by other axes"
-            raise Unsupported(f"{other}: experts are not gated, or stored in another way")
-    return found
+    for axis, size in sizes_by(definition, mixture, fixed_tokens(definition, mixture) or 1).items():
+        if const.get(axis, size) != size:
+            contradiction = f"{axis} is {const[axis]}, and {size} by other axes"
+            raise Unsupported(f"{contradiction}: experts are not gated, or stored in another way")
+    return mixture
 
 
-def fixed_tokens(definition: Definition, found: Mixture) -> int | None:
+def fixed_tokens(definition: Definition, mixture: Mixture) -> int | None:
     """Number of tokens, if the scales of activations are 1-D with a const size, which decides it; else None."""
     scale = named(definition).get("hidden_states_scale")
-    shape = () if scale is None or found.tokens is None else scale.shape or ()
+    shape = () if scale is None or mixture.tokens is None else scale.shape or ()
     size = definition.const_axes.get(shape[0]) if len(shape) == 1 else None
-    return None if size is None else size * CODES[found.tokens or found.scaling].block // found.hidden
+    return None if size is None else size * CODES[mixture.tokens or mixture.scaling].block // mixture.hidden
 
 
-def by_blocks_first(definition: Definition, found: Mixture) -> bool:
+def by_blocks_first(definition: Definition, mixture: Mixture) -> bool:
     """Whether scales of activations are [blocks, tokens] instead of [tokens, blocks]."""
-    return found.tokens is Scaling.FP8_BLOCK and "sorted_token_ids" not in definition.inputs
+    return mixture.tokens is Scaling.FP8_BLOCK and "sorted_token_ids" not in definition.inputs
 
 
-def shapes(definition: Definition, found: Mixture, tokens: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names (those of this file) and shapes of tensors that a mixture with `tokens` tokens may have."""
-    inputs, routing, cut, width = named(definition), found.routing, found.layout.parts, found.hidden
-    rank = {name: len(spec.shape or ()) for name, spec in inputs.items()}
-    local, rows = routing.local + routing.shared, found.intermediate * (2 if found.gated else 1)
-    down = (width, found.intermediate // cut) if found.by_columns else (width // cut, found.intermediate)
-    for name, high, wide in ((GEMM1[0], rows // cut, width), (GEMM2[0], *down)):
-        stored = wide // (2 if found.scaling in FOUR else 1)
-        by = definition.const_axes.get((inputs[name].shape or ("",))[-1], 1)
-        scale: tuple[int, ...] = ()
-        if found.scaling in CODES:
-            block = CODES[found.scaling].block
-            grid = (-(-high // block) if found.scaling is Scaling.FP8_BLOCK else high, wide // block)
-            tiles = (32, 4, -(-high // 128), 4, -(-grid[1] // 4), local)
-            scale = {1: (local * swizzled_size(*grid),), 6: tiles}.get(rank[f"{name}_scale"], (local, *grid))
-        for part in ("", "_1")[:cut]:
-            yield f"{name}{part}", (local, high, stored) if rank[name] == 3 else (local, stored // by, high, by)
-            yield f"{name}_scale{part}", scale
-    yield from dict.fromkeys((UP_SCALE, GATE_SCALE, DOWN_SCALE, *OF_ACTIVATION), (local,)).items()
-    yield from ((BIASES[0], (local, rows)), (BIASES[1], (local, width)))
-    yield from ((name, (tokens, width)) for name in definition.outputs)
-    yield from (("routing_bias", (routing.experts,)), ("routing_logits", (tokens, routing.experts)))
-    yield from ((name, (tokens, routing.top_k)) for name in ("topk_ids", "topk_weights"))
-    yield "hidden_states", (tokens, width // 2 if found.tokens in FOUR else width)
-    if found.tokens is not None:
-        grid = (tokens, width // CODES[found.tokens].block)
-        turned = by_blocks_first(definition, found)
-        flat = rank["hidden_states_scale"] == 1
-        yield "hidden_states_scale", (math.prod(grid),) if flat else grid[::-1] if turned else grid
+def tensor_shapes(definition: Definition, mixture: Mixture, tokens: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of tensors that a mixture with `tokens` tokens may have, by the names of this file."""
+    routing, hidden = mixture.routing, mixture.hidden
+    local, rows = routing.local + routing.shared, mixture.intermediate * (2 if mixture.gated else 1)
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict(weight_shapes(definition, mixture)),
+        **dict.fromkeys((UP_SCALE, GATE_SCALE, DOWN_SCALE, *OF_ACTIVATION), (local,)),
+        BIASES[0]: (local, rows),
+        BIASES[1]: (local, hidden),
+        **dict.fromkeys(definition.outputs, (tokens, hidden)),
+        "routing_bias": (routing.experts,),
+        "routing_logits": (tokens, routing.experts),
+        **dict.fromkeys(("topk_ids", "topk_weights"), (tokens, routing.top_k)),
+        "hidden_states": (tokens, hidden // 2 if mixture.tokens in FOUR else hidden),
+    }
+    if mixture.tokens is not None:
+        blocks = hidden // CODES[mixture.tokens].block
+        grid = (blocks, tokens) if by_blocks_first(definition, mixture) else (tokens, blocks)
+        is_flat = len(named(definition)["hidden_states_scale"].shape or ()) == 1
+        shapes["hidden_states_scale"] = (tokens * blocks,) if is_flat else grid
     if routing.method is Method.PLANNED:
-        pairs, high = tokens * routing.top_k, definition.const_axes.get("block_m", 8)
-        blocks = min(routing.local, pairs) + pairs // high + 1
-        yield from (("expert_ids", (blocks,)), ("sorted_token_ids", (blocks * high,)))
+        pairs, block = tokens * routing.top_k, definition.const_axes.get("block_m", 8)
+        blocks = min(routing.local, pairs) + pairs // block + 1
+        shapes |= {"expert_ids": (blocks,), "sorted_token_ids": (blocks * block,)}
+    return shapes
 
 
-def sizes_by(definition: Definition, found: Mixture, tokens: int = 1) -> dict[str, int]:
+def weight_shapes(definition: Definition, mixture: Mixture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of the weights' parts and of their scales, which are () if there are none."""
+    inputs, parts, local = named(definition), mixture.layout.parts, mixture.routing.local + mixture.routing.shared
+    rank = {name: len(spec.shape or ()) for name, spec in inputs.items()}
+    up_and_gate = mixture.intermediate * (2 if mixture.gated else 1)
+    down_rows, down_columns = (1, parts) if mixture.by_columns else (parts, 1)  # number of parts along them
+    for name, rows, columns in (
+        (GEMM1[0], up_and_gate // parts, mixture.hidden),
+        (GEMM2[0], mixture.hidden // down_rows, mixture.intermediate // down_columns),
+    ):
+        stored = columns // (2 if mixture.scaling in FOUR else 1)
+        inner = definition.const_axes.get((inputs[name].shape or ("",))[-1], 1)  # columns that are split off
+        weight = (local, rows, stored) if rank[name] == 3 else (local, stored // inner, rows, inner)
+        scale: tuple[int, ...] = ()
+        if mixture.scaling in CODES:
+            block = CODES[mixture.scaling].block
+            grid = (-(-rows // block) if mixture.scaling is Scaling.FP8_BLOCK else rows, columns // block)
+            tiles = (32, 4, -(-rows // 128), 4, -(-grid[1] // 4), local)
+            scale = {1: (local * swizzled_size(*grid),), 6: tiles}.get(rank[f"{name}_scale"], (local, *grid))
+        for suffix in ("", "_1")[:parts]:
+            yield f"{name}{suffix}", weight
+            yield f"{name}_scale{suffix}", scale
+
+
+def sizes_by(definition: Definition, mixture: Mixture, tokens: int = 1) -> dict[str, int]:
     """Axis sizes that follow from the mixture and `tokens`; raises Unsupported if a tensor has another rank."""
-    specs, sizes = {**named(definition), **definition.outputs}, {"num_experts": found.routing.experts}
-    for name, shape in shapes(definition, found, tokens):
+    specs, sizes = {**named(definition), **definition.outputs}, {"num_experts": mixture.routing.experts}
+    for name, shape in tensor_shapes(definition, mixture, tokens).items():
         axes = (specs[name].shape or ()) if name in specs and shape else ()
         if axes and len(axes) != len(shape):
             raise Unsupported(f"{name} has the shape {axes}")
@@ -352,19 +369,19 @@ class ActivationNumbers(NamedTuple):
     gate_scale: torch.Tensor  # the gate is multiplied by it already
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor, given: ActivationNumbers) -> torch.Tensor:
+def swiglu(gate: torch.Tensor, up: torch.Tensor, numbers: ActivationNumbers) -> torch.Tensor:
     """`gate * sigmoid(alpha * gate) * (up + beta)`; a limit first clamps gate from above, up from both sides."""
-    curve, alpha, beta, limit, _ = given
+    curve, alpha, beta, limit, _ = numbers
     if limit is not None:
         gate, up = torch.minimum(gate, limit), torch.clamp(up, -limit, limit)
     curved = curve(gate) if alpha is None else curve(alpha * gate) / alpha  # silu(a g) / a = g sigmoid(a g)
     return curved * (up if beta is None else up + beta)
 
 
-def swiglu_step(gate: torch.Tensor, up: torch.Tensor, given: ActivationNumbers) -> torch.Tensor:
+def swiglu_step(gate: torch.Tensor, up: torch.Tensor, numbers: ActivationNumbers) -> torch.Tensor:
     """`silu(gate) * up`; a limit (default: 7 / gate_scale) clamps silu(gate) from above and up from both sides."""
-    limit = 7.0 / given.gate_scale if given.limit is None else given.limit
-    return torch.minimum(given.curve(gate), limit * given.gate_scale) * torch.clamp(up, -limit, limit)
+    limit = 7.0 / numbers.gate_scale if numbers.limit is None else numbers.limit
+    return torch.minimum(numbers.curve(gate), limit * numbers.gate_scale) * torch.clamp(up, -limit, limit)
 
 
 # gate, up -> what gemm2 takes
@@ -379,83 +396,81 @@ ACTIVATIONS: Mapping[int, Activation] = {
 TAKEN = {SWIGLU: OF_ACTIVATION, SWIGLU_STEP: OF_ACTIVATION[2:]}  # inputs [local experts] that an activation takes
 
 
-def mixture(
+def experts_sum(
     wide: Wide,
     *,
-    token: Rounding = exact,
-    first: Rounding = exact,
-    active: Rounding = exact,
-    result: Rounding = exact,
-    activation: Part = silu,
+    round_tokens: Rounding = exact,
+    round_gemm1: Rounding = exact,
+    round_activated: Rounding = exact,
+    round_result: Rounding = exact,
     backwards: bool = False,
+    curve: Part = silu,
+    activation: int | None = None,
     other_end: bool = False,
     idle: bool = False,
-    acts: int | None = None,
-    onto: bool = True,
+    add_out: bool = True,
     **ways: Any,  # noqa: ANN401 - those of `choice_of`
 ) -> Tensors:
     """`out = sum over chosen experts of weight * (silu(x @ gate.T) * (x @ up.T)) @ down.T`, [tokens, hidden].
 
-    A kernel rounds the token, gemm1's result, the activated product (`active`) and an expert's result; it may add
-    experts and K `backwards`. Mutants take another curve as `activation` or another of ACTIVATIONS (`acts`), apply
-    the routing weight at the `other_end`, leave the local expert with most tokens `idle`, do not add `onto` the
-    input `out`, or route in other `ways`. In float64 `@roundings` is returned, too (`equal_roundings`).
+    A kernel may round at four places, and add experts and K `backwards`. Mutants take another `curve` for SiLU or
+    another of ACTIVATIONS, apply the routing weight at the `other_end`, leave the local expert with most tokens
+    `idle`, do not add the input `out`, or route in other `ways`. In float64 `@roundings` is returned, too
+    (`equal_roundings`).
     """
-    found, choice = mixture_of(wide.definition), choice_of(wide, **ways)
-    on_input = found.weight_on_input != other_end
-    hidden = token(tokens_of(wide, found))
+    mixture, choice = mixture_of(wide.definition), choice_of(wide, **ways)
+    on_input = mixture.weight_on_input != other_end
+    activated = ACTIVATIONS[mixture.activation if activation is None else activation]
+    hidden = round_tokens(dequantised_tokens(wide, mixture))
     output = torch.zeros_like(hidden)
     local = choice.experts - int(wide.number("local_expert_offset", 0))
-    here = local[(local >= 0) & (local < found.routing.local + found.routing.shared)]
-    experts: list[int] = torch.unique(here).tolist()
+    chosen = local[(local >= 0) & (local < mixture.routing.local + mixture.routing.shared)]
+    experts: list[int] = torch.unique(chosen).tolist()
     if idle and experts:
-        experts.remove(int(here.mode().values))
-    steps = []
+        experts.remove(int(chosen.mode().values))
+    products = []
     for expert in reversed(experts) if backwards else experts:
         tokens, slots = torch.nonzero(local == expert, as_tuple=True)
-        weights = choice.weights[tokens, slots][:, None]
-        inner, outer = (weights, torch.ones_like(weights)) if on_input else (torch.ones_like(weights), weights)
-
-        def of(name: str, expert: int = expert) -> torch.Tensor | None:
-            return wide[name][expert] if name in wide else None
-
-        down = Matrix.of(wide, found, GEMM2[0], expert)
-        both = first(Matrix.of(wide, found, GEMM1[0], expert).product(hidden[tokens] * inner, backwards=backwards))
-        if (bias := of(BIASES[0])) is not None:
-            both = both + bias
-        up, gate = both.chunk(2, -1) if found.gated else (both, both)
-        up_scale, down_scale = of(UP_SCALE), of(DOWN_SCALE)
-        gate_scale = of(GATE_SCALE) if GATE_SCALE in wide else up_scale
-        gate_scale = torch.ones_like(both[0, 0]) if gate_scale is None else gate_scale
-        alpha, beta, limit = map(of, OF_ACTIVATION)
-        numbers = ActivationNumbers(activation, alpha, beta, limit, gate_scale)
-        x = ACTIVATIONS[found.activation if acts is None else acts](gate * gate_scale, up, numbers)
-        x = active(x if up_scale is None or not found.gated else x * up_scale)
-        y = result(down.product(x, backwards=backwards))
-        if (bias := of(BIASES[1])) is not None:
-            y = y + bias
-        outer = outer if down_scale is None else outer * down_scale
-        output.index_add_(0, tokens, y * outer)
-        steps.append((down, tokens, x * outer))
+        weight = choice.weights[tokens, slots][:, None]
+        before, after = (weight, torch.ones_like(weight)) if on_input else (torch.ones_like(weight), weight)
+        per_expert = (UP_SCALE, GATE_SCALE, DOWN_SCALE, *BIASES, *OF_ACTIVATION)
+        up_scale, gate_scale, down_scale, bias1, bias2, alpha, beta, limit = (
+            wide[name][expert] if name in wide else None for name in per_expert
+        )
+        rows = round_gemm1(
+            Matrix.of(wide, mixture, GEMM1[0], expert).product(hidden[tokens] * before, backwards=backwards)
+        )
+        rows = rows if bias1 is None else rows + bias1
+        up, gate = rows.chunk(2, -1) if mixture.gated else (rows, rows)
+        gate_scale = up_scale if gate_scale is None else gate_scale
+        gate_scale = torch.ones_like(rows[0, 0]) if gate_scale is None else gate_scale
+        x = activated(gate * gate_scale, up, ActivationNumbers(curve, alpha, beta, limit, gate_scale))
+        x = round_activated(x if up_scale is None or not mixture.gated else x * up_scale)
+        gemm2 = Matrix.of(wide, mixture, GEMM2[0], expert)
+        y = round_result(gemm2.product(x, backwards=backwards))
+        y = y if bias2 is None else y + bias2
+        after = after if down_scale is None else after * down_scale
+        output.index_add_(0, tokens, y * after)
+        products.append((gemm2, tokens, x * after))
     name = next(iter(wide.definition.outputs))
-    together = output + wide["out"] if "out" in wide and onto else output
-    if wide.dtype != torch.float64:
-        return {name: together}
-    with torch.no_grad():  # gradients are the output's
-        return {name: together, f"{name}@roundings": equal_roundings(steps, output)}
+    outputs = {name: output + wide["out"] if "out" in wide and add_out else output}
+    if wide.dtype == torch.float64:
+        with torch.no_grad():  # gradients are the output's
+            outputs[f"{name}@roundings"] = equal_roundings(products, output)
+    return outputs
 
 
-def tokens_of(wide: Wide, found: Mixture) -> torch.Tensor:
-    """Dequantised activations [tokens, hidden], in the formula's precision."""
+def dequantised_tokens(wide: Wide, mixture: Mixture) -> torch.Tensor:
+    """Activations [tokens, hidden] in the formula's precision."""
     stored = wide.given("hidden_states")
-    if found.tokens is None:
+    if mixture.tokens is None:
         return stored.to(wide.dtype)
-    codes = CODES[found.tokens]
+    codes = CODES[mixture.tokens]
     values = codes.values(stored).to(wide.dtype)
     scales = codes.scales(wide.given("hidden_states_scale")).to(wide.dtype)
-    grid = (len(stored), found.hidden // codes.block)
-    scales = scales.t() if scales.dim() == 2 and by_blocks_first(wide.definition, found) else scales.reshape(grid)
-    return scale_blocks(values, scales, height=1, width=codes.block)
+    grid = (len(stored), mixture.hidden // codes.block)
+    transposed = scales.dim() == 2 and by_blocks_first(wide.definition, mixture)
+    return scale_blocks(values, scales.t() if transposed else scales.reshape(grid), height=1, width=codes.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,36 +478,34 @@ class Matrix:
     """One expert's weights [rows, columns], still coded, joined from their parts, all rows of up before gate's."""
 
     codes: Codes | None
-    high: int  # rows that share a scale
+    height: int  # rows that share a scale
     stored: torch.Tensor  # [rows, columns]; two codes of four bits per byte
-    scales: torch.Tensor | None  # [rows / high, columns / block]
+    scales: torch.Tensor | None  # [rows / height, columns / block]
     dtype: torch.dtype  # of the dequantised rows
 
     @staticmethod
-    def of(wide: Wide, found: Mixture, name: str, expert: int) -> Matrix:
+    def of(wide: Wide, mixture: Mixture, name: str, expert: int) -> Matrix:
         """Weights of an expert from the input `name`: gemm1's or gemm2's."""
-        codes, layout = CODES.get(found.scaling), found.layout
-        parts = ("", "_1")[: layout.parts]
-        join = int(found.by_columns and name == GEMM2[0])
-        pieces, grids = [], []
-        for part in parts:
-            piece = wide.given(f"{name}{part}")[expert]
-            piece = piece if piece.dim() == 2 else piece.transpose(0, 1).flatten(1)
-            pieces.append(piece.view(torch.uint8) if piece.dtype.itemsize == 1 else piece)
+        codes, layout, dtype = CODES.get(mixture.scaling), mixture.layout, wide.given(name).dtype
+        parts, scales_of_parts = [], []
+        for suffix in ("", "_1")[: layout.parts]:
+            part = wide.given(f"{name}{suffix}")[expert]
+            part = part if part.dim() == 2 else part.transpose(0, 1).flatten(1)
+            parts.append(part.view(torch.uint8) if dtype.itemsize == 1 else part)
             if codes is not None:
-                columns = piece.shape[1] * (2 if wide.given(name).dtype is torch.uint8 else 1) // codes.block
-                grids.append(_grid(wide.given(f"{name}_scale{part}"), layout, expert, len(piece), columns))
-        stored = pieces[0] if len(pieces) == 1 else torch.cat(pieces, join)
-        scales = None if not grids else grids[0] if len(grids) == 1 else torch.cat(grids, join)
-        gated = found.gated and name == GEMM1[0]
+                blocks = part.shape[1] * (2 if dtype is torch.uint8 else 1) // codes.block
+                scales = wide.given(f"{name}_scale{suffix}")
+                scales_of_parts.append(_expert_scales(scales, layout, expert, len(part), blocks))
+        axis = int(mixture.by_columns and name == GEMM2[0])
+        stored, all_scales = torch.cat(parts, axis), torch.cat(scales_of_parts, axis) if scales_of_parts else None
+        gated = mixture.gated and name == GEMM1[0]
         if layout.shuffled or (gated and layout != Layout()):
             stored = stored[layout.order(len(stored), gated=gated).to(stored.device)]
-            if scales is not None:
-                order = layout.order(len(scales), gated=gated, blocks=len(scales) != len(stored))
-                scales = scales[order.to(scales.device)]
-        high = BLOCK if found.scaling is Scaling.FP8_BLOCK else 1
-        kind = wide.given(name).dtype
-        return Matrix(codes, high, stored.view(kind) if kind.itemsize == 1 else stored, scales, wide.dtype)
+            if all_scales is not None:
+                order = layout.order(len(all_scales), gated=gated, blocks=len(all_scales) != len(stored))
+                all_scales = all_scales[order.to(all_scales.device)]
+        height = BLOCK if mixture.scaling is Scaling.FP8_BLOCK else 1
+        return Matrix(codes, height, stored.view(dtype), all_scales, wide.dtype)
 
     def slices(self) -> Iterator[torch.Tensor]:
         """Successive rows of the weights, dequantised to `dtype`, about SLICE elements at a time."""
@@ -502,9 +515,9 @@ class Matrix:
             if self.codes is None or self.scales is None:
                 yield part.to(self.dtype)
                 continue
-            scales = self.codes.scales(self.scales[start // self.high : (start + rows) // self.high])
+            scales = self.codes.scales(self.scales[start // self.height : (start + rows) // self.height])
             values = self.codes.values(part).to(self.dtype)
-            yield scale_blocks(values, scales.to(self.dtype), height=self.high, width=self.codes.block)
+            yield scale_blocks(values, scales.to(self.dtype), height=self.height, width=self.codes.block)
 
     def product(self, rows: torch.Tensor, *, backwards: bool = False) -> torch.Tensor:
         """`rows @ weights.T`; `backwards` adds the products along K in the opposite order."""
@@ -513,41 +526,40 @@ class Matrix:
         return torch.cat([rows @ part.t() for part in self.slices()], -1)
 
 
-def _grid(scales: torch.Tensor, layout: Layout, expert: int, rows: int, columns: int) -> torch.Tensor:
+def _expert_scales(scales: torch.Tensor, layout: Layout, expert: int, rows: int, blocks: int) -> torch.Tensor:
     """An expert's scales [rows of blocks, blocks of a row], as uint8 if their dtype has one byte."""
     scales = scales.view(torch.uint8) if scales.dtype.itemsize == 1 else scales
     if scales.dim() == 6:  # tensor cores' order: [32 rows, 4 groups, row tiles, 4 columns, column tiles, experts]
-        local = scales.shape[-1]
-        own = scales.permute(5, 2, 1, 0, 4, 3).reshape(local, scales.shape[2] * 128, scales.shape[4] * 4)
-        return own[expert, :rows, :columns]
+        tiles = scales[..., expert].permute(2, 1, 0, 4, 3)
+        return tiles.reshape(scales.shape[2] * 128, scales.shape[4] * 4)[:rows, :blocks]
     if layout.tiled:
-        size = swizzled_size(rows, columns)
-        return unswizzle(scales.reshape(scales.numel() // size, size)[expert], rows, columns)
+        size = swizzled_size(rows, blocks)
+        return unswizzle(scales.reshape(scales.numel() // size, size)[expert], rows, blocks)
     return scales[expert]
 
 
 def equal_roundings(
-    steps: Iterable[tuple[Matrix, torch.Tensor, torch.Tensor]], output: torch.Tensor
+    products: Iterable[tuple[Matrix, torch.Tensor, torch.Tensor]], output: torch.Tensor
 ) -> torch.Tensor:
     """Effective number of roundings of gemm2's input that the output's slope averages over: float64 [1].
 
-    `steps` has per expert gemm2's weights, the tokens' indices, and gemm2's input times the routing weight.
+    `products` has per expert gemm2's weights, the tokens' indices, and gemm2's input times the routing weight.
     Rounding element i of that input moves the output by a vector d_i. Of an error sum(r_i d_i) with independent
     r_i, the part along the output has, relative to the size of the whole error, a standard deviation of
     sqrt(sum (d_i . output)^2 / (|output|^2 sum |d_i|^2)). This is 1 / sqrt(n) for n equal orthogonal vectors that
     add up to the output; n is returned, far below the count of elements, as silu(gate) * up has heavy tails.
     """
-    along = across = 0.0
-    for weights, tokens, step in steps:
-        pulled, norms, start = torch.zeros_like(step), torch.zeros_like(step[:1]), 0
+    along_output = squares = 0.0  # sum (d_i . output)^2 and sum |d_i|^2
+    for weights, tokens, x in products:
+        output_by_x, norms, start = torch.zeros_like(x), torch.zeros_like(x[:1]), 0
         for part in weights.slices():
-            pulled += output[tokens, start : start + len(part)] @ part
+            output_by_x += output[tokens, start : start + len(part)] @ part
             norms += (part * part).sum(0, keepdim=True)
             start += len(part)
-        along += float(((step * pulled) ** 2).sum())
-        across += float((step * step * norms).sum())
-    energy = float((output * output).sum())
-    return torch.tensor([energy * across / along if along else 1.0], dtype=torch.float64, device=output.device)
+        along_output += float(((x * output_by_x) ** 2).sum())
+        squares += float((x * x * norms).sum())
+    count = float((output * output).sum()) * squares / along_output if along_output else 1.0
+    return torch.tensor([count], dtype=torch.float64, device=output.device)
 
 
 # Drawn data take the whole range of their formats; the gate's argument and the output are of order 1.
@@ -572,25 +584,28 @@ FACTOR = 2.5  # routed_scaling_factor, as DeepSeek-V3 has it
 # RMS of inputs that are drawn as floats; of codes the bits are drawn.
 RMS: Mapping[str, Callable[[Mixture], float]] = {
     "hidden_states": lambda _: 1.0,
-    "gemm1_weights": lambda found: GATE_RMS / found.hidden**0.5,
-    "gemm2_weights": lambda found: 1 / ACTIVE_RMS / found.intermediate**0.5,
+    "gemm1_weights": lambda mixture: GATE_RMS / mixture.hidden**0.5,
+    "gemm2_weights": lambda mixture: 1 / ACTIVE_RMS / mixture.intermediate**0.5,
 }
 # Per scale input the powers of two and the base: a scale is base * (a number in [1, 2)) * (one of the powers).
 # With one scale per expert a kernel stores silu(gate) * up, times up's scale, in fp8 without a further scale. So
 # this product must lie between 1/64, where its precision ends, and 448: up has RMS 2..16, gate 3/4..3.
 SPREADS: Mapping[str, tuple[Sequence[float], Callable[[Mixture], float]]] = {
-    "hidden_states_scale": (SPREAD, lambda found: one_of(found.tokens) / SPREAD_RMS),
+    "hidden_states_scale": (SPREAD, lambda mixture: one_of(mixture.tokens) / SPREAD_RMS),
     "gemm1_weights_scale": (
         WEIGHT_SPREAD,
-        lambda found: GATE_RMS * one_of(found.scaling) / WEIGHT_SPREAD_RMS / found.hidden**0.5,
+        lambda mixture: GATE_RMS * one_of(mixture.scaling) / WEIGHT_SPREAD_RMS / mixture.hidden**0.5,
     ),
     "gemm2_weights_scale": (
         WEIGHT_SPREAD,
-        lambda found: one_of(found.scaling) / WEIGHT_SPREAD_RMS / ACTIVE_RMS / found.intermediate**0.5,
+        lambda mixture: one_of(mixture.scaling) / WEIGHT_SPREAD_RMS / ACTIVE_RMS / mixture.intermediate**0.5,
     ),
-    UP_SCALE: (WEIGHT_SPREAD, lambda found: _by_tensor(found, 4 / found.hidden**0.5, FP8_BITS_RMS**2)),
-    GATE_SCALE: ((0.5, 1.0), lambda found: _by_tensor(found, 1.5 / found.hidden**0.5, FP8_BITS_RMS**2)),
-    DOWN_SCALE: (WEIGHT_SPREAD, lambda found: _by_tensor(found, 0.1 / found.intermediate**0.5, FP8_BITS_RMS)),
+    UP_SCALE: (WEIGHT_SPREAD, lambda mixture: _by_tensor(mixture, 4 / mixture.hidden**0.5, FP8_BITS_RMS**2)),
+    GATE_SCALE: ((0.5, 1.0), lambda mixture: _by_tensor(mixture, 1.5 / mixture.hidden**0.5, FP8_BITS_RMS**2)),
+    DOWN_SCALE: (
+        WEIGHT_SPREAD,
+        lambda mixture: _by_tensor(mixture, 0.1 / mixture.intermediate**0.5, FP8_BITS_RMS),
+    ),
 }
 
 
@@ -604,35 +619,35 @@ def one_of(form: Scaling | None) -> float:
     return 1 / CODES[form or Scaling.FP8_BLOCK].rms / MANTISSA
 
 
-def _by_tensor(found: Mixture, size: float, codes: float) -> float:
+def _by_tensor(mixture: Mixture, size: float, codes: float) -> float:
     """Base of scales per expert: `size / codes` if float8 has no other scale, 0.75 if blocks have scales, too."""
-    return size / codes if found.scaling is Scaling.FP8_TENSOR else 0.75
+    return size / codes if mixture.scaling is Scaling.FP8_TENSOR else 0.75
 
 
 def drawn_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Tokens or weights: random bits of float8 or of bytes of codes, float32 exact in fp4, or normal values."""
-    found, role = mixture_of(wanted.definition), role_of(wanted)
-    rms = RMS[role](found)
+    mixture, role = mixture_of(wanted.definition), role_of(wanted)
+    rms = RMS[role](mixture)
     if wanted.dtype == torch.float8_e4m3fn:
         return draw.bits(wanted.name, wanted.shape, wanted.dtype)
     if wanted.dtype == torch.uint8:
         return draw.bits(wanted.name, wanted.shape, torch.int8).view(torch.uint8)
-    if found.scaling == Scaling.FP4 and role != "hidden_states":
+    if mixture.scaling == Scaling.FP4 and role != "hidden_states":
         return _fp4_weights(draw, wanted, rms)
     return draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=rms)
 
 
 def drawn_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Random scales by SPREADS, as floats or as codes of their format."""
-    found, role = mixture_of(wanted.definition), role_of(wanted)
+    mixture, role = mixture_of(wanted.definition), role_of(wanted)
     powers, base = SPREADS[role]
-    low = base(found)
-    if role in {GEMM1[1], GEMM2[1]} and found.scaling in {Scaling.MXFP8, Scaling.MXFP4}:
+    low = base(mixture)
+    if role in {GEMM1[1], GEMM2[1]} and mixture.scaling in {Scaling.MXFP8, Scaling.MXFP4}:
         powers, low = MX_SPREAD, low * WEIGHT_SPREAD_RMS / MX_SPREAD_RMS
     table = torch.tensor(powers, dtype=torch.float32, device=draw.device)
     power = table[draw.integers(wanted.name, wanted.shape, torch.int64, low=0, high=len(powers))]
-    made = draw.uniform(f"{wanted.name}-mantissa", wanted.shape, low=low, high=2 * low) * power
-    return as_scale(made, found.tokens if role == "hidden_states_scale" else found.scaling, wanted.dtype)
+    values = draw.uniform(f"{wanted.name}-mantissa", wanted.shape, low=low, high=2 * low) * power
+    return as_scale(values, mixture.tokens if role == "hidden_states_scale" else mixture.scaling, wanted.dtype)
 
 
 def as_scale(values: torch.Tensor, form: Scaling | None, dtype: torch.dtype) -> torch.Tensor:
@@ -644,10 +659,10 @@ def as_scale(values: torch.Tensor, form: Scaling | None, dtype: torch.dtype) -> 
 
 def drawn_limit(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Clamp limits that some gates and ups exceed; for FP8_TENSOR divided by the base of gate's scales."""
-    found = mixture_of(wanted.definition)
-    whole = 1.0 / SPREADS[GATE_SCALE][1](found) if found.scaling is Scaling.FP8_TENSOR else 1.0
-    whole *= {BIASED: 8.0, LIMITED: 0.25}.get(wanted.params.get("extreme", ""), 1.0)
-    return draw.uniform(wanted.name, wanted.shape, low=whole, high=2 * whole).to(wanted.dtype)
+    mixture = mixture_of(wanted.definition)
+    low = 1.0 / SPREADS[GATE_SCALE][1](mixture) if mixture.scaling is Scaling.FP8_TENSOR else 1.0
+    low *= {BIASED: 8.0, LIMITED: 0.25}.get(wanted.params.get("extreme", ""), 1.0)
+    return draw.uniform(wanted.name, wanted.shape, low=low, high=2 * low).to(wanted.dtype)
 
 
 def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
@@ -656,20 +671,20 @@ def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
     One value in each 16 is +-6, so that a quantiser's amax / 6 is that power again: mxfp4 (blocks of 32, scales
     are powers of two) and nvfp4 (blocks of 16, e4m3 scales) both hold these weights exactly.
     """
-    out = torch.empty(wanted.shape, dtype=torch.float32, device=draw.device)
+    weights = torch.empty(wanted.shape, dtype=torch.float32, device=draw.device)
     positive = torch.tensor(FP4_VALUES, dtype=torch.float32, device=draw.device)
-    table = torch.cat([positive, -positive])
-    whole = 2.0 ** round(math.log2(rms / FP4_RMS / WEIGHT_SPREAD_RMS))
-    powers = torch.tensor(WEIGHT_SPREAD, dtype=torch.float32, device=draw.device) * whole
+    values = torch.cat([positive, -positive])
+    level = 2.0 ** round(math.log2(rms / FP4_RMS / WEIGHT_SPREAD_RMS))
+    powers = torch.tensor(WEIGHT_SPREAD, dtype=torch.float32, device=draw.device) * level
     for expert in range(wanted.shape[0]):
-        name, blocks = f"{wanted.name}-{expert}", out[expert].view(-1, FP4_BLOCK)
+        name, blocks = f"{wanted.name}-{expert}", weights[expert].view(-1, FP4_BLOCK)
         codes = draw.bits(name, (blocks.numel(),), torch.int8)
-        torch.index_select(table, 0, codes.to(torch.int32) & 15, out=blocks.view(-1))
+        torch.index_select(values, 0, codes.to(torch.int32) & 15, out=blocks.view(-1))
         place = draw.bits(f"{name}-peak", (len(blocks), 1), torch.int8).to(torch.int64)
         blocks.scatter_(1, place & 15, torch.where(place >= 0, 6.0, -6.0).to(blocks.dtype))
         pairs = blocks.view(-1, 2 * FP4_BLOCK)
         pairs *= powers[draw.integers(f"{name}-scale", (len(pairs), 1), torch.int64, low=0, high=len(powers))]
-    return out
+    return weights
 
 
 SATURATED = 2 * SURE  # SiLU of +-1, +-2 times it is exactly that value or 0 in float32, where exp(-128) is 0
@@ -692,25 +707,29 @@ def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
     What enters gemm2 is 0 or one number times 1, 2 or 4, which the format that a kernel keeps it in holds exactly
     at the scale that the kernel computes. Shared experts return 0, so that a token has one expert's result.
     """
-    found, role, name = mixture_of(wanted.definition), role_of(wanted), wanted.name
-    form = found.tokens if role == "hidden_states" else found.scaling
+    mixture, role, name = mixture_of(wanted.definition), role_of(wanted), wanted.name
+    form = mixture.tokens if role == "hidden_states" else mixture.scaling
     rows, width = wanted.shape[:-1], wanted.shape[-1] * (2 if form in FOUR else 1)
     if role == "hidden_states":
         values = one_hot(draw, replace(wanted, shape=(*rows, width), dtype=torch.float32))
         return as_codes(values * (1.0 if form else SATURATED), form).to(wanted.dtype)
-    made = torch.empty(wanted.shape, dtype=wanted.dtype, device=draw.device)
-    first, bare = role == GEMM1[0], form in {Scaling.PLAIN, Scaling.FP4}
-    table = torch.tensor(GATES_AND_UPS if first else ADDED_UP, device=draw.device)
-    table *= (1.5 if form is Scaling.FP4 else 1.0) if first else 1 / SATURATED if bare else 1.0
-    raised = torch.ones(wanted.shape[-2] * found.layout.parts, 1, device=draw.device)
-    if first and found.gated:
-        raised[found.layout.order(len(raised), gated=True)[: len(raised) // 2]] = UPS.get(found.scaling, 7.0)
-    raised = raised.chunk(found.layout.parts)[int(name.endswith("_1"))]
-    for expert in range(len(made)):
-        drawn = draw.integers(f"{name}.{expert}", (*rows[1:], width), torch.int32, low=0, high=len(table))
-        shared = first and expert >= found.routing.local
-        made[expert].copy_(as_codes(table[drawn] * raised * (not shared), form))
-    return made
+    weights = torch.empty(wanted.shape, dtype=wanted.dtype, device=draw.device)
+    is_gemm1, parts = role == GEMM1[0], mixture.layout.parts
+    table = torch.tensor(GATES_AND_UPS if is_gemm1 else ADDED_UP, device=draw.device)
+    if is_gemm1 and form is Scaling.FP4:
+        table *= 1.5
+    elif not is_gemm1 and form in {Scaling.PLAIN, Scaling.FP4}:
+        table *= 1 / SATURATED
+    factors = torch.ones(wanted.shape[-2] * parts, 1, device=draw.device)  # of rows
+    if is_gemm1 and mixture.gated:
+        ups = mixture.layout.order(len(factors), gated=True)[: len(factors) // 2]
+        factors[ups] = UPS.get(mixture.scaling, 7.0)
+    factors = factors.chunk(parts)[int(name.endswith("_1"))]
+    for expert in range(len(weights)):
+        places = draw.integers(f"{name}.{expert}", (*rows[1:], width), torch.int32, low=0, high=len(table))
+        shared = is_gemm1 and expert >= mixture.routing.local
+        weights[expert].copy_(as_codes(table[places] * factors * (not shared), form))
+    return weights
 
 
 def as_codes(values: torch.Tensor, form: Scaling | None) -> torch.Tensor:
@@ -722,20 +741,20 @@ def as_codes(values: torch.Tensor, form: Scaling | None) -> torch.Tensor:
 
 def exact_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Scales for `exact_data`: gates become so large that SiLU is exact, and gate * up is whole again."""
-    found, role = mixture_of(wanted.definition), role_of(wanted)
-    token, late = role == "hidden_states_scale", found.scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
-    scale = SATURATED if token else WHOLE_AGAIN if role == (UP_SCALE if late else GEMM2[1]) else 1.0
-    full = torch.full(wanted.shape, scale, device=draw.device)
+    mixture, role = mixture_of(wanted.definition), role_of(wanted)
+    of_tokens, by_expert = role == "hidden_states_scale", mixture.scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
+    scale = SATURATED if of_tokens else WHOLE_AGAIN if role == (UP_SCALE if by_expert else GEMM2[1]) else 1.0
+    scales = torch.full(wanted.shape, scale, device=draw.device)
     if role == GEMM2[1]:  # by 1, 4 or 16, so that sums need more bits
-        full *= 4.0 ** draw.integers(f"{wanted.name}.exact", wanted.shape, low=0, high=3)
-    return as_scale(full, found.tokens if token else found.scaling, wanted.dtype)
+        scales *= 4.0 ** draw.integers(f"{wanted.name}.exact", wanted.shape, low=0, high=3)
+    return as_scale(scales, mixture.tokens if of_tokens else mixture.scaling, wanted.dtype)
 
 
 def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
     """Inputs with exact results: a token has one expert's result. {} if no such inputs are known."""
-    found, inputs = mixture_of(definition), named(definition)
-    late = found.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 can not hold WHOLE_AGAIN
-    if found.weight_count >= HEAVY or found.routing.method in {Method.UNIFORM, Method.EVEN} or late:
+    mixture, inputs = mixture_of(definition), named(definition)
+    too_small = mixture.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 can not hold WHOLE_AGAIN
+    if mixture.weight_count >= HEAVY or mixture.routing.method in {Method.UNIFORM, Method.EVEN} or too_small:
         return {}
     parts = {f"{name}{part}" for name in (*GEMM1, *GEMM2) for part in ("", "_1")}
     return {
@@ -758,19 +777,18 @@ def tie(tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> None:
         tensors[name][1::2] = tensors[name][0::2]
 
 
-def extremes_of(definition: Definition, found: Mixture) -> Iterator[str]:
+def extremes_of(definition: Definition, mixture: Mixture) -> list[str]:
     """Those of BIASED and LIMITED for which the definition has inputs."""
-    for one, names in ((BIASED, BIASES), (LIMITED, TAKEN.get(found.activation, ()))):
-        if named(definition).keys() & {*names}:
-            yield one
+    inputs = {BIASED: BIASES, LIMITED: TAKEN.get(mixture.activation, ())}
+    return [extreme for extreme, names in inputs.items() if not named(definition).keys().isdisjoint(names)]
 
 
 def can_tie(definition: Definition) -> bool:
     """Whether experts can be equal in pairs: even counts, none shared, chosen by logits, one axis of experts."""
-    inputs, routed = named(definition), routing_of(definition)
-    apart = {(inputs[name].shape or ("",))[0] for name in inputs.keys() & {*OF_EXPERTS}}
-    even = routed.experts % 2 == 0 and routed.local % 2 == 0 and not routed.shared
-    return even and not routed.given and len(apart) == 1
+    inputs, routing = named(definition), routing_of(definition)
+    axes = {(inputs[name].shape or ("",))[0] for name in inputs.keys() & {*OF_EXPERTS}}
+    even = routing.experts % 2 == 0 and routing.local % 2 == 0 and not routing.shared
+    return even and not routing.by_input and len(axes) == 1
 
 
 # The op.
@@ -815,36 +833,36 @@ class Experts(Op):
 
     def unread(self, definition: Definition) -> Mapping[str, str]:
         """Inputs not read, with reasons: stated by axes, a bias that Llama 4 ignores, or left out."""
-        routed, inputs = routing_of(definition), definition.inputs
-        found = dict.fromkeys(STATED, "axes and constants say it")
-        if routed.method is Method.LLAMA4 and not routed.biased:
-            found["routing_bias"] = "of routing by the largest logit it is no part"
-        given = {"routing_logits", *TAKEN.get(mixture_of(definition).activation, ())}
-        left = [name for name, spec in inputs.items() if spec.optional and ROLES.get(name, name) not in given]
-        return {name: why for name, why in (found | dict.fromkeys(left, "left out")).items() if name in inputs}
+        mixture, reasons = mixture_of(definition), dict.fromkeys(STATED, "axes and constants say it")
+        if mixture.routing.method is Method.LLAMA4 and not mixture.routing.biased:
+            reasons["routing_bias"] = "of routing by the largest logit it is no part"
+        read = {"routing_logits", *TAKEN.get(mixture.activation, ())}
+        for name, spec in definition.inputs.items():
+            if spec.optional and ROLES.get(name, name) not in read:
+                reasons[name] = "left out"
+        return {name: why for name, why in reasons.items() if name in definition.inputs}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Cases of each size, then edge and adversarial ones; few for a definition with many weights."""
-        found, case = mixture_of(definition), partial(self.placed, definition, seed)
-        routed, heavy = found.routing, found.weight_count >= HEAVY
-        lengths = HEAVY_SIZES if heavy else SIZES
+        mixture, case = mixture_of(definition), partial(self.placed, definition, seed)
+        routing, heavy = mixture.routing, mixture.weight_count >= HEAVY
         for size in sizes:
-            for index, tokens in enumerate(lengths[size]):
+            for index, tokens in enumerate((HEAVY_SIZES if heavy else SIZES)[size]):
                 yield case(f"{size}-{index}", tokens, list(SIZES).index(size) + index)
-        if not routed.given:
+        if not routing.by_input:
             yield case("adversarial-rows", len(MIXED_ROWS), rows=list(MIXED_ROWS))
         # Tokens go to the first and to the last local expert, where loops over experts end.
         yield case("edge-ends", 2, START, rows=["first", "last"])
         if heavy:
             return
-        if fixed_tokens(definition, found) is None:
+        if fixed_tokens(definition, mixture) is None:
             yield case("edge-empty", 0, 0)
-        if routed.local < routed.experts and not routed.given:
+        if routing.local < routing.experts and not routing.by_input:
             yield case("edge-remote", 3, rows=["remote"])
         yield case("adversarial-hot", 8, rows=["hot"])
-        for one in extremes_of(definition, found):
-            yield case(f"adversarial-{one}", 2, extreme=one)
-        if routed.method == Method.DEEPSEEK:
+        for extreme in extremes_of(definition, mixture):
+            yield case(f"adversarial-{extreme}", 2, extreme=extreme)
+        if routing.method == Method.DEEPSEEK:
             # One sigmoid next to 1, the others small: a wrong constant in it shows in the weights.
             yield case("adversarial-steep", 8, rows=["steep"])
         if can_tie(definition):
@@ -860,23 +878,19 @@ class Experts(Op):
         **params: Any,  # noqa: ANN401 - JSON
     ) -> Case:
         """A case of `tokens` tokens; `position` selects where among all experts the local ones are."""
-        found = routing_of(definition)
-        room = found.experts - found.local
-        places = (
-            room,
-            room // 2 - room // 2 % 2,
-            min(37, room),
-            0,
-        )  # at the end, in the middle, uneven, at the start
+        mixture = mixture_of(definition)
+        last = mixture.routing.experts - mixture.routing.local
+        # at the end, in the middle, uneven, at the start
+        offsets = (last, last // 2 - last // 2 % 2, min(37, last), 0)
         if "local_expert_offset" in definition.inputs and not definition.inputs["local_expert_offset"].optional:
-            params["offset"] = places[position % len(places)]
-        tokens = fixed_tokens(definition, mixture_of(definition)) or tokens
+            params["offset"] = offsets[position % len(offsets)]
+        tokens = fixed_tokens(definition, mixture) or tokens
         return self.settled(definition, self.case(definition, name, {"t": tokens}, seed, params))
 
     def settled(self, definition: Definition, case: Case) -> Case:
         """The case with all sizes that follow from its number of tokens, or from the definition's fixed one."""
-        found, rows = mixture_of(definition), self._rows(definition) or ""
-        sizes = sizes_by(definition, found, fixed_tokens(definition, found) or case.axes[rows])
+        mixture, rows = mixture_of(definition), self._rows(definition) or ""
+        sizes = sizes_by(definition, mixture, fixed_tokens(definition, mixture) or case.axes[rows])
         return replace(case, axes={**case.axes, **{axis: sizes[axis] for axis in case.axes if axis in sizes}})
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
@@ -884,15 +898,14 @@ class Experts(Op):
 
         Left out where kernels round to fp4, or to fp8 by one scale per expert, and may round that channel away.
         """
-        plain, found = self.placed(definition, seed, "", BOUNDARY_ROWS), mixture_of(definition)
+        plain, mixture = self.placed(definition, seed, "", BOUNDARY_ROWS), mixture_of(definition)
         hidden = self.names.get("hidden_states", "hidden_states")
-        bare = found.tokens is None or found.tokens is Scaling.FP8_BLOCK
-        bare = bare and "out" not in definition.inputs and fixed_tokens(definition, found) is None
-        if found.scaling is not Scaling.FP8_TENSOR and bare:
-            alone = {hidden: BOUNDARY}
-            yield at_boundaries(plain.axes, [hidden], seed, alone=alone, **plain.params)
-        usual = found.usual and "gemm1_weights" in definition.inputs
-        if found.scaling in {Scaling.FP8_BLOCK, Scaling.PLAIN} and usual:
+        fine_tokens = mixture.tokens is None or mixture.tokens is Scaling.FP8_BLOCK
+        fixed = "out" in definition.inputs or fixed_tokens(definition, mixture) is not None
+        if mixture.scaling is not Scaling.FP8_TENSOR and fine_tokens and not fixed:
+            yield at_boundaries(plain.axes, [hidden], seed, alone={hidden: BOUNDARY}, **plain.params)
+        usual = mixture.usual and "gemm1_weights" in definition.inputs
+        if mixture.scaling in {Scaling.FP8_BLOCK, Scaling.PLAIN} and usual:
             rows: dict[str, Any] = {INNER: True, "rows": ["first", "last"]}
             yield self.placed(definition, seed, f"adversarial-{INNER}", BOUNDARY_ROWS, **rows)
 
@@ -903,65 +916,59 @@ class Experts(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Drawn inputs, with scalars by the mixture, and None for optional ones that are not needed."""
-        values, found = super().inputs(definition, case, draw), mixture_of(definition)
-        first = values.get("gemm1_weights")
-        if INNER in case.params and isinstance(first, torch.Tensor):
-            ends = boundaries(first.shape[1] // 2)
-            for expert, rows in enumerate(first.view(torch.uint8) if first.dtype.itemsize == 1 else first):
-                turn = min(expert, len(first) - 1 - expert) % len(ends)
-                place = ends[turn if expert >= len(first) // 2 else -1 - turn]  # the last one keeps the first
-                kept = torch.tensor([place, place + len(rows) // 2], device=draw.device)
-                one = rows[kept].clone()
-                rows.zero_()[kept] = one
-        routed, fully = found.routing, case.axes[self._rows(definition) or ""] % 4 == 2
-        own: dict[str, Value] = {
+        values, mixture = super().inputs(definition, case, draw), mixture_of(definition)
+        weights = values.get("gemm1_weights")
+        if INNER in case.params and isinstance(weights, torch.Tensor):
+            keep_boundary_rows(weights)
+        numbers: dict[str, Value] = {
             "local_expert_offset": routing.offset_of(case.params),
             "routed_scaling_factor": FACTOR,
-            "top_k": routed.top_k,
-            "num_experts": routed.experts,
-            "n_group": routed.groups,
-            "topk_group": routed.top_groups,
-            "intermediate_size": found.intermediate,
-            "local_num_experts": routed.local,
-            "num_fused_shared_experts": routed.shared,
-            "activation_type": found.activation,
-            "fp8_quantization_type": FP8_TYPES.get(found.scaling, 0),
+            "top_k": mixture.routing.top_k,
+            "num_experts": mixture.routing.experts,
+            "n_group": mixture.routing.groups,
+            "topk_group": mixture.routing.top_groups,
+            "intermediate_size": mixture.intermediate,
+            "local_num_experts": mixture.routing.local,
+            "num_fused_shared_experts": mixture.routing.shared,
+            "activation_type": mixture.activation,
+            "fp8_quantization_type": FP8_TYPES.get(mixture.scaling, 0),
             "block_m": definition.const_axes.get("block_m", 8),
         }
         # Optional inputs are None but logits, tokens' scales and, with 2, 6, ... tokens, activation numbers.
-        wanted = {"routing_logits"} | (set(TAKEN.get(found.activation, ())) if fully else set())
-        wanted |= set() if found.tokens is None else {"hidden_states_scale"}
+        needed = {"routing_logits"} if mixture.tokens is None else {"routing_logits", "hidden_states_scale"}
+        if case.axes[self._rows(definition) or ""] % 4 == 2:
+            needed |= {*TAKEN.get(mixture.activation, ())}
         for name, spec in definition.inputs.items():
             if spec.shape is None:
-                values[name] = own.get(name, values[name])
-            if spec.optional and ROLES.get(name, name) not in wanted:
+                values[name] = numbers.get(name, values[name])
+            if spec.optional and ROLES.get(name, name) not in needed:
                 values[name] = None
         if "quant_mode" in values:  # its default does not fit all dtypes
-            values["quant_mode"] = QUANT_MODES[found.tokens]  # type: ignore[assignment]
+            values["quant_mode"] = QUANT_MODES[mixture.tokens]  # type: ignore[assignment]
         return values
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Relative RMS error by row, and slope."""
-        found = mixture_of(definition)
-        coarse = FOUR_BITS if found.tokens is Scaling.NVFP4 else REQUANTISED
-        kind = UNQUANTISED if found.scaling is Scaling.PLAIN else coarse
+        mixture = mixture_of(definition)
+        coarse = FOUR_BITS if mixture.tokens is Scaling.NVFP4 else REQUANTISED
+        kind = UNQUANTISED if mixture.scaling is Scaling.PLAIN else coarse
         # relu's squares (powers of 4) and products of two default limits (7 * 7) have no power-of-two scale.
-        limited = found.activation == SWIGLU_STEP and OF_ACTIVATION[2] not in named(definition)
-        exact = found.scaling is Scaling.PLAIN or (found.gated and not limited)
+        limited = mixture.activation == SWIGLU_STEP and OF_ACTIVATION[2] not in named(definition)
+        exact = mixture.scaling is Scaling.PLAIN or (mixture.gated and not limited)
         return {next(iter(definition.outputs)): replace(kind, exact=exact)}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Peak bytes of the larger of the reference, which widens all weights, and the oracle."""
-        found = mixture_of(definition)
-        widened = found.weight_count * REFERENCE_BYTES.get(found.scaling, 12)
+        mixture = mixture_of(definition)
+        widened = mixture.weight_count * REFERENCE_BYTES.get(mixture.scaling, 12)
         return self.oracle_memory(definition, case) + max(0, widened - ORACLE_BYTES)
 
     def oracle_memory(self, definition: Definition, case: Case) -> int:
         """Peak bytes of the oracle, which widens a few slices of weights at a time, and of the interpreter."""
-        found, tokens = mixture_of(definition), case.axes[self._rows(definition) or ""]
-        weights = found.weight_count * STORED_BYTES.get(found.scaling, 1)
+        mixture, tokens = mixture_of(definition), case.axes[self._rows(definition) or ""]
+        weights = mixture.weight_count * STORED_BYTES.get(mixture.scaling, 1)
         # a token in float64: hidden and output, and for every chosen expert gemm1's and gemm2's rows
-        row = 4 * found.hidden + found.routing.top_k * (4 * found.intermediate + found.hidden)
+        row = 4 * mixture.hidden + mixture.routing.top_k * (4 * mixture.intermediate + mixture.hidden)
         return PROCESS_BYTES + weights + ORACLE_BYTES + tokens * row * 8
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
@@ -970,32 +977,47 @@ class Experts(Op):
         Groups, experts per token and the share of local experts stay. Axes whose sizes depend on one number
         (blocks along it, twice the intermediate size) shrink together or, where one of them is fixed, not at all.
         """
-        found, const, smaller = mixture_of(definition), definition.const_axes, dict[str, int]()
-        experts = self._fewer(found.routing)
-        local = found.routing.local * experts // found.routing.experts
+        mixture, const, smaller = mixture_of(definition), definition.const_axes, dict[str, int]()
+        experts = fewest_experts(mixture.routing)
+        local = mixture.routing.local * experts // mixture.routing.experts
         for change in (
-            {"hidden": min(found.hidden, HIDDEN)},
-            {"intermediate": min(found.intermediate, INTERMEDIATE)},
-            {"routing": replace(found.routing, experts=experts, local=local)},
+            {"hidden": min(mixture.hidden, HIDDEN)},
+            {"intermediate": min(mixture.intermediate, INTERMEDIATE)},
+            {"routing": replace(mixture.routing, experts=experts, local=local)},
         ):
-            less = replace(found, **change)
-            sizes = {axis: size for axis, size in sizes_by(definition, less).items() if size < const.get(axis, 0)}
+            changed = replace(mixture, **change)
+            sizes = sizes_by(definition, changed)
+            sizes = {axis: size for axis, size in sizes.items() if size < const.get(axis, 0)}
             if sizes.keys().isdisjoint(fixed):
-                found, smaller = less, smaller | sizes
+                mixture, smaller = changed, smaller | sizes
         return smaller
 
-    @staticmethod
-    def _fewer(found: Routing) -> int:
-        """The smallest number of experts that the groups, the choice in them and the local share allow."""
-        group = found.experts // found.groups
-        enough = min(CANDIDATES * found.top_k, group * found.top_groups)
-        for per_group in range(2, group):
-            experts = per_group * found.groups
-            local, rest = divmod(experts * found.local, found.experts)
-            whole = group % per_group == 0 and not rest and local >= min(2, found.local)
-            if whole and experts >= LEAST and per_group * found.top_groups >= enough:
-                return experts
-        return found.experts
+
+def keep_boundary_rows(weights: torch.Tensor) -> None:
+    """Set gemm1's weights [experts, rows, columns] to 0 but for one row of up and of gate per expert.
+
+    The rows lie at ends of tiles. The last expert keeps the first one, the first expert the last one.
+    """
+    ends, experts = boundaries(weights.shape[1] // 2), len(weights)
+    for expert, rows in enumerate(weights.view(torch.uint8) if weights.dtype.itemsize == 1 else weights):
+        index = min(expert, experts - 1 - expert) % len(ends)
+        row = ends[index if expert >= experts // 2 else -1 - index]
+        kept = torch.tensor([row, row + len(rows) // 2], device=weights.device)
+        values = rows[kept].clone()
+        rows.zero_()[kept] = values
+
+
+def fewest_experts(routing: Routing) -> int:
+    """The smallest number of experts that the groups, the choice in them and the local share allow."""
+    group = routing.experts // routing.groups
+    candidates = min(CANDIDATES * routing.top_k, group * routing.top_groups)
+    for per_group in range(2, group):
+        experts = per_group * routing.groups
+        local, rest = divmod(experts * routing.local, routing.experts)
+        same_share = group % per_group == 0 and not rest and local >= min(2, routing.local)
+        if same_share and experts >= LEAST and per_group * routing.top_groups >= candidates:
+            return experts
+    return routing.experts
 
 
 def stored(*scalings: Scaling) -> Callable[[Wide], bool]:
@@ -1006,12 +1028,6 @@ def stored(*scalings: Scaling) -> Callable[[Wide], bool]:
 def acting(activation: int) -> Callable[[Wide], bool]:
     """Condition for `applies`: the activation is this one."""
     return lambda wide: mixture_of(wide.definition).activation == activation
-
-
-def neighbours(wide: Wide) -> Mapping[str, Value]:
-    """A mutant's gemm1 weights: the two codes of each byte are exchanged."""
-    packed = wide.given(GEMM1[0])
-    return {GEMM1[0]: packed << 4 | packed >> 4}
 
 
 def halves_swapped(value: torch.Tensor) -> torch.Tensor:
@@ -1040,7 +1056,8 @@ def last_columns_dropped(value: torch.Tensor) -> torch.Tensor:
 MOE = Experts(
     "moe",
     Form(
-        f"hidden_states[t *] gemm1_weights[l *] gemm2_weights[l *] {OPTIONAL} -> output[t h] out_out[t h]", mixture
+        f"hidden_states[t *] gemm1_weights[l *] gemm2_weights[l *] {OPTIONAL} -> output[t h] out_out[t h]",
+        experts_sum,
     ),
     family="moe",
     synonyms=routing.SYNONYMS,
@@ -1094,20 +1111,25 @@ MOE = Experts(
         altered("weights of the next expert", *GEMM1, change=partial(roll, axis=0)),
         altered("last tile of K dropped in gemm1", GEMM1[0], change=last_columns_dropped),
         altered("last tile of K dropped in gemm2", GEMM2[0], change=last_columns_dropped),
-        Mutant("gelu for silu", activation=lambda gate: torch.nn.functional.gelu(gate)),
-        Mutant("sigmoid for silu", activation=lambda gate: torch.sigmoid(gate)),
+        Mutant("gelu for silu", curve=lambda gate: torch.nn.functional.gelu(gate)),
+        Mutant("sigmoid for silu", curve=lambda gate: torch.sigmoid(gate)),
         Mutant("routing weight at the other end", other_end=True),
         *(altered(f"{name} ignored", name, change=lambda _: None) for name in (*OF_ACTIVATION, *BIASES)),
         *(altered(f"{name} of the next expert", name, change=partial(roll, axis=0)) for name in OF_ACTIVATION),
-        Mutant("limit before silu", applies=acting(SWIGLU_STEP), acts=SWIGLU),
+        Mutant("limit before silu", applies=acting(SWIGLU_STEP), activation=SWIGLU),
         Mutant(
             "limit behind silu",
             applies=lambda wide: OF_ACTIVATION[2] in wide and acting(SWIGLU)(wide),
-            acts=SWIGLU_STEP,
+            activation=SWIGLU_STEP,
         ),
-        Mutant("tanh's gelu for silu", applies=acting(SWIGLU), acts=GEGLU_TANH),
-        Mutant("codes' neighbours exchanged", applies=stored(*FOUR), inputs=neighbours),
-        Mutant("what the output holds dropped", applies=has("out"), onto=False),
+        Mutant("tanh's gelu for silu", applies=acting(SWIGLU), activation=GEGLU_TANH),
+        altered(
+            "codes' neighbours exchanged",
+            GEMM1[0],
+            change=lambda packed: packed << 4 | packed >> 4,
+            applies=stored(*FOUR),
+        ),
+        Mutant("what the output holds dropped", applies=has("out"), add_out=False),
         altered("local expert offset plus one", "local_expert_offset", change=lambda offset: offset + 1),
         Mutant(
             "local expert offset ignored",
@@ -1130,15 +1152,15 @@ PER_TENSOR = f"{ROUTER} {UP_SCALE} {GATE_SCALE} {DOWN_SCALE}"
 in_flashinfer = partial(MOE.truth, "flashinfer", rows="hidden_states", sm=((10, 0), (10, 9)))
 
 
-def sizes_of(found: Mixture) -> dict[str, Any]:
+def sizes_of(mixture: Mixture) -> dict[str, Any]:
     """Sizes as keyword arguments of both FlashInfer calls; groups only for DeepSeek's routing."""
-    chosen, grouped = found.routing, found.routing.method is Method.DEEPSEEK
+    chosen, grouped = mixture.routing, mixture.routing.method is Method.DEEPSEEK
     return {
         "num_experts": chosen.experts,
         "top_k": chosen.top_k,
         "n_group": chosen.groups if grouped else None,
         "topk_group": chosen.top_groups if grouped else None,
-        "intermediate_size": found.intermediate,
+        "intermediate_size": mixture.intermediate,
         "local_num_experts": chosen.local,
         "routing_method_type": ROUTING_METHOD_TYPE[chosen.method],
     }
@@ -1150,33 +1172,33 @@ MORE += " [use_shuffled_weight] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit]"
 
 @in_flashinfer("trtllm_fp8_block_scale_moe", "moe_fp8_block", serves=f"{PER_BLOCK} {MORE} -> output")
 def _flashinfer_per_block(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    found = mixture_of(definition)
-    told = ("activation_type", "fp8_quantization_type", "num_fused_shared_experts", *OF_ACTIVATION)
-    grouped = found.routing.method is Method.DEEPSEEK
+    mixture = mixture_of(definition)
+    optional = ("activation_type", "fp8_quantization_type", "num_fused_shared_experts", *OF_ACTIVATION)
+    grouped = mixture.routing.method is Method.DEEPSEEK
     names = ("hidden_states", "hidden_states_scale", *GEMM1, *GEMM2)
     output = api["moe_fp8_block"](
         inputs["routing_logits"],
         inputs.get("routing_bias"),
         *(inputs[name] for name in names),
-        **sizes_of(found),
+        **sizes_of(mixture),
         local_expert_offset=int(scalar(inputs, "local_expert_offset")) if "local_expert_offset" in inputs else 0,
         routed_scaling_factor=scalar(inputs, "routed_scaling_factor") if grouped else None,
         use_shuffled_weight=False,
-        **{name: inputs[name] for name in told if inputs.get(name) is not None},
+        **{name: inputs[name] for name in optional if inputs.get(name) is not None},
     )
     return {"output": output}
 
 
 @in_flashinfer("trtllm_fp8_per_tensor_scale_moe", "moe_fp8_tensor", serves=f"{PER_TENSOR} -> output")
 def _flashinfer_per_tensor(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    found = mixture_of(definition)
-    llama = found.routing.method is Method.LLAMA4
+    mixture = mixture_of(definition)
+    llama = mixture.routing.method is Method.LLAMA4
     names = ("hidden_states", GEMM1[0], UP_SCALE, GATE_SCALE, GEMM2[0], DOWN_SCALE)
     output = api["moe_fp8_tensor"](
         inputs["routing_logits"],
         None if llama else inputs.get("routing_bias"),
         *(inputs[name] for name in names),
-        **(sizes_of(found) | {"n_group": None, "topk_group": None}),
+        **(sizes_of(mixture) | {"n_group": None, "topk_group": None}),
         local_expert_offset=0,
         routed_scaling_factor=None,
         use_routing_scales_on_input=llama,
@@ -1189,12 +1211,13 @@ IN_CUTLASS = "{} {} {} {} {} [gemm1_bias] [gemm2_bias] [gemm1_alpha] [gemm1_beta
 
 
 def _cutlass(api: Api, _: Definition, inputs: Given) -> Outputs:
-    own = {ROLES.get(name, name): value for name, value in inputs.items()}
+    values = {ROLES.get(name, name): value for name, value in inputs.items()}
     names = ("hidden_states", "topk_ids", "topk_weights", GEMM1[0], GEMM2[0])
-    told = ("fc1_expert_biases", "fc2_expert_biases", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
-    more = dict(zip(told, map(own.get, (*BIASES, *OF_ACTIVATION)), strict=True))
-    made = api[CUTLASS](*(own[name] for name in names), own["hidden_states"].dtype, quant_scales=[], **more)
-    return {"output": made[0] if isinstance(made, list | tuple) else made}
+    optional = ("fc1_expert_biases", "fc2_expert_biases", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
+    more = dict(zip(optional, map(values.get, (*BIASES, *OF_ACTIVATION)), strict=True))
+    tensors = (values[name] for name in names)
+    returned = api[CUTLASS](*tensors, values["hidden_states"].dtype, quant_scales=[], **more)
+    return {"output": returned[0] if isinstance(returned, list | tuple) else returned}
 
 
 for _names in (
@@ -1241,7 +1264,7 @@ ANY = (
 def sglang_choice(api: Api, definition: Definition, inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
     """(float32 weights, indices among all experts), both [tokens, top_k]."""
     chosen = routing_of(definition)
-    if chosen.given:
+    if chosen.by_input:
         ids = inputs["topk_ids"]
         if chosen.method is Method.UNIFORM:
             return torch.full(ids.shape, 1 / chosen.top_k, device=ids.device), ids
@@ -1251,8 +1274,8 @@ def sglang_choice(api: Api, definition: Definition, inputs: Given) -> tuple[torc
         weights, experts = api["router"](logits, None, chosen.top_k, scoring_func="softmax")
         return weights, experts
     if chosen.method is Method.LLAMA4:
-        none = logits.new_zeros(logits.shape[1])
-        weights, experts = api["router"](logits, none, chosen.top_k, scoring_func="sigmoid", renormalize=False)
+        no_bias = logits.new_zeros(logits.shape[1])
+        weights, experts = api["router"](logits, no_bias, chosen.top_k, scoring_func="sigmoid", renormalize=False)
         return weights, experts
     bias = inputs["routing_bias"].float()
     if chosen.groups > 1:
@@ -1280,14 +1303,14 @@ def gate_first(weights: torch.Tensor) -> torch.Tensor:
 def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Activations in fp8 are handed over quantised, so that they are not rounded twice."""
     publish()
-    found = mixture_of(definition)
+    mixture = mixture_of(definition)
     weights, experts = sglang_choice(api, definition, inputs)
     offset = int(scalar(inputs, "local_expert_offset")) if "local_expert_offset" in inputs else 0
     local = experts.to(torch.int32) - offset
-    here = (local >= 0) & (local < found.routing.local)
-    hidden, first, second = inputs["hidden_states"], inputs[GEMM1[0]], inputs[GEMM2[0]]
+    is_local = (local >= 0) & (local < mixture.routing.local)
+    hidden, gemm1, gemm2 = inputs["hidden_states"], inputs[GEMM1[0]], inputs[GEMM2[0]]
     options: dict[str, Any] = {}
-    if found.scaling is Scaling.FP8_BLOCK:
+    if mixture.scaling is Scaling.FP8_BLOCK:
         scales = inputs["hidden_states_scale"].t().contiguous()
         options = {
             "use_fp8_w8a8": True,
@@ -1298,20 +1321,20 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
             "a1_scale": scales,
         }
         hidden = (hidden.float() * scales.repeat_interleave(BLOCK, dim=1)).to(torch.bfloat16)
-        first = gate_first(first.view(torch.uint8)).view(torch.float8_e4m3fn)
+        gemm1 = gate_first(gemm1.view(torch.uint8)).view(torch.float8_e4m3fn)
     else:
-        if found.scaling is Scaling.FP8_TENSOR:
+        if mixture.scaling is Scaling.FP8_TENSOR:
             up, gate, down = (inputs[name].view(-1, 1, 1) for name in (UP_SCALE, GATE_SCALE, DOWN_SCALE))
-            rows = torch.cat([up.expand(-1, found.intermediate, 1), gate.expand(-1, found.intermediate, 1)], 1)
-            first, second = first.float() * rows, second.float() * down
-        hidden, first, second = hidden.bfloat16(), gate_first(first.bfloat16()), second.bfloat16()
+            rows = torch.cat([up.expand(-1, mixture.intermediate, 1), gate.expand(-1, mixture.intermediate, 1)], 1)
+            gemm1, gemm2 = gemm1.float() * rows, gemm2.float() * down
+        hidden, gemm1, gemm2 = hidden.bfloat16(), gate_first(gemm1.bfloat16()), gemm2.bfloat16()
     output = api["experts"](
         hidden,
-        first,
-        second,
+        gemm1,
+        gemm2,
         weights.float().contiguous(),
-        torch.where(here, local, FOREIGN).contiguous(),
-        apply_router_weight_on_input=found.weight_on_input,
+        torch.where(is_local, local, FOREIGN).contiguous(),
+        apply_router_weight_on_input=mixture.weight_on_input,
         **options,
     )
     return {"output": output}
@@ -1320,18 +1343,20 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
 # Around experts: rows of gate and up for a kernel, and what comes behind gemm2, on one rank.
 
 
-def taking_turns(wide: Wide, *, layout: Layout = Layout(turns=8, gate_first=True), scaled: bool = True) -> Tensors:
+def interleaved(
+    wide: Wide, *, layout: Layout = Layout(alternating=8, gate_first=True), with_scales: bool = True
+) -> Tensors:
     """gemm1's tensors with eight rows of gate, eight of up, and so on; rows of their scales alternate singly."""
-    found = {}
-    for name, out, blocks in ((GEMM1[0], "interleaved_weights", False), (GEMM1[1], "interleaved_scales", True)):
-        value = wide.given(name)
+    outputs = {}
+    for name, output in ((GEMM1[0], "interleaved_weights"), (GEMM1[1], "interleaved_scales")):
+        value, is_scales = wide.given(name), name == GEMM1[1]
         bits = value.view(torch.uint8) if value.dtype.itemsize == 1 else value
-        made = bits.clone()
-        if scaled or not blocks:
-            order = layout.order(value.shape[1], gated=True, blocks=blocks).to(value.device)
-            made[:, order] = bits.roll(bits.shape[1] // 2, 1)  # `order` has up first, the input gate
-        found[out] = made.view(value.dtype)
-    return found
+        stored = bits.clone()
+        if with_scales or not is_scales:
+            order = layout.order(value.shape[1], gated=True, blocks=is_scales).to(value.device)
+            stored[:, order] = bits.roll(bits.shape[1] // 2, 1)  # `order` has up first, the input gate
+        outputs[output] = stored.view(value.dtype)
+    return outputs
 
 
 def folded(wide: Wide, *, within: Part = same, blocks: Part = same) -> Tensors:
@@ -1339,8 +1364,8 @@ def folded(wide: Wide, *, within: Part = same, blocks: Part = same) -> Tensors:
     scales, per = wide.given("scales"), 128 // int(wide.number("group_size"))
     count, rows, columns = scales.shape
     view = scales.view(count, rows // 64, 16 // per, 4 * per, columns // per, per)
-    made = blocks(within(view).permute(0, 1, 4, 3, 2, 5))
-    return {"interleaved_scales": made.reshape(*made.shape[:4], 16)}
+    tiles = blocks(within(view).permute(0, 1, 4, 3, 2, 5))
+    return {"interleaved_scales": tiles.flatten(-2)}
 
 
 COPIED = Exact("rows are copied")
@@ -1348,21 +1373,19 @@ MOE_PREPROCESS = Op(
     "moe_preprocess",
     Form(
         "gemm1_weights[l m h] gemm1_weights_scale[l b a] -> interleaved_weights[l m h] interleaved_scales[l b a]",
-        taking_turns,
+        interleaved,
     ),
     family="moe",
     independent_rows=False,
     adversarial={},
     unusual={},
-    requires=lambda definition: (
-        None if {size % 16 for size in map(definition.const_axes.get, ("gated_size",)) if size} <= {0} else "rows"
-    ),
+    requires=lambda definition: "rows" if definition.const_axes.get("gated_size", 0) % 16 else None,
     gates=dict.fromkeys(("interleaved_weights", "interleaved_scales"), COPIED),
     mutants=(
-        Mutant("up first", layout=Layout(turns=8)),
-        Mutant("turns of four rows", layout=Layout(turns=4, gate_first=True)),
-        Mutant("turns of one row", layout=Layout(turns=1, gate_first=True)),
-        Mutant("scales of half after half", scaled=False),
+        Mutant("up first", layout=Layout(alternating=8)),
+        Mutant("turns of four rows", layout=Layout(alternating=4, gate_first=True)),
+        Mutant("turns of one row", layout=Layout(alternating=1, gate_first=True)),
+        Mutant("scales of half after half", with_scales=False),
         altered("rows as they were", *GEMM1, change=lambda value: roll(value, 1)),
     ),
     other_forms=(
@@ -1402,12 +1425,6 @@ MOE_PREPROCESS = Op(
 )
 MOE_PREPROCESS.called(ALPHA.format("interleave_gated_weights"), rows=GEMM1[0], sm=SM89)
 
-ONE_RANK = Form(
-    "routed_rows[r p] route_weights[t k] permuted_idx[t k] norm_weight[h] eps gain_center weight_before_norm"
-    " workspace? -> output[t h]",
-    lambda wide, **ways: finalised(wide, **ways),
-)
-
 
 def finalised(
     wide: Wide,
@@ -1432,6 +1449,13 @@ def finalised(
     root = torch.rsqrt(square(scaled).mean(-1, keepdim=True) + wide.number("eps") * eps_by)
     normed = scaled * root * (1.0 if before else gain)
     return {"output": (normed * weigh(wide["route_weights"])[..., None]).sum(-2)}
+
+
+ONE_RANK = Form(
+    "routed_rows[r p] route_weights[t k] permuted_idx[t k] norm_weight[h] eps gain_center weight_before_norm"
+    " workspace? -> output[t h]",
+    finalised,
+)
 
 
 def some_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -1487,7 +1511,7 @@ MOE_FINALIZE_RMSNORM_ALLREDUCE = Op(
 # Mixtures in models, and which of them the dataset has a form for.
 
 OF_GPT_OSS = "gemm1_alpha, gemm1_clamp_limit, bias"
-BESIDE = ("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit")  # numbers of an activation that is more than silu
+MORE_THAN_SILU = ("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit")  # numbers of an activation
 FP8_BLOCK = f"float8_e4m3fn block {BLOCK}x{BLOCK}"
 SKELETONS = {
     (FP8_BLOCK, "deepseek_v3"): "moe_fp8_ds_routing",
@@ -1505,16 +1529,16 @@ SMALL_HIDDEN, SMALL_INTERMEDIATE = 256, 128
 def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
     """Facts of SGLang's FusedMoE module: sizes per rank, routing, activation and quantisation."""
     runner, config = module.moe_runner_config, getattr(module, "quant_config", None)
-    beside = [name for name in BESIDE if getattr(runner, name, None) is not None]
-    beside += ["bias"] * any(name.endswith("_bias") for name, _ in module.named_parameters(recurse=False))
-    own: Facts = {"beside": ", ".join(beside)} if beside else {}
+    more = [name for name in MORE_THAN_SILU if getattr(runner, name, None) is not None]
+    more += ["bias"] * any(name.endswith("_bias") for name, _ in module.named_parameters(recurse=False))
+    facts: Facts = {"beside": ", ".join(more)} if more else {}
     dtype = dtype_name(module.w13_weight) if hasattr(module, "w13_weight") else "packed"
     block = getattr(config, "weight_block_size", None)
     if dtype == "float8_e4m3fn" and block:
         dtype = f"float8_e4m3fn block {block[0]}x{block[1]}"
     elif config is not None:
         dtype = f"{dtype} {type(config).__name__}"
-    return own | {
+    return facts | {
         "experts": module.num_experts,
         "local_experts": module.num_local_experts,
         "shared_fused": module.num_fused_shared_experts,
@@ -1532,22 +1556,20 @@ def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's obj
 def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
     """Kernel call of a model's experts, routed by the top-k module beside them, or why no form fits."""
     facts = module.facts
-    beside = (module.parent, module.parent_class)
-    routers = [one for one in reading.modules if one.kind == "top_k" and (one.parent, one.parent_class) == beside]
+    place = (module.parent, module.parent_class)
+    routers = [one for one in reading.modules if one.kind == "top_k" and (one.parent, one.parent_class) == place]
     if not routers:
         return "its router has no top-k beside it, so the routing is not known"
     chosen = routers[-1].facts
     _, _, method = routing.read_top_k(chosen)
-    # Why no form fits these experts, or their router.
-    without = routing.formless(chosen)
-    if without is None and facts.get("beside", OF_GPT_OSS) != OF_GPT_OSS:
-        without = f"more than silu: {facts['beside']}, which no form can say"
-    if without is None and (not facts["gated"] or facts["gate"] != "silu"):
-        without = f"activation {facts['gate']}, gated {facts['gated']}: no form"
-    if without is None and "scheme" in facts:
-        without = f"weights packed by {facts['scheme']}: no form"
-    if without is not None:
-        return f"experts with {without}"
+    if (no_form := routing.formless(chosen)) is not None:
+        return f"experts with {no_form}"
+    if facts.get("beside", OF_GPT_OSS) != OF_GPT_OSS:
+        return f"experts with more than silu: {facts['beside']}, which no form can say"
+    if not facts["gated"] or facts["gate"] != "silu":
+        return f"experts with activation {facts['gate']}, gated {facts['gated']}: no form"
+    if "scheme" in facts:
+        return f"experts with weights packed by {facts['scheme']}: no form"
     clamped: Facts = {"clamped": True} if "beside" in facts else {}
     return call_of(
         module,
@@ -1564,13 +1586,14 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
 def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     """Facts of transformers' experts in `_call`'s terms; quantisation by config.json, as no weights are loaded."""
     tp, ep, config = evidence.parallel.tp, evidence.parallel.ep, evidence.config
-    given = config.get("quantization_config") or {}
-    block, method = given.get("weight_block_size"), given.get("quant_method")
-    quantisation = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
-    if given:
-        quantisation = f"packed {method}"
+    scheme = config.get("quantization_config") or {}
+    block, method = scheme.get("weight_block_size"), scheme.get("quant_method")
     if method == "fp8" and block:
         quantisation = f"float8_e4m3fn block {block[0]}x{block[1]}"
+    elif scheme:
+        quantisation = f"packed {method}"
+    else:
+        quantisation = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     return {
         "experts": facts["experts"],
         "local_experts": facts["experts"] // ep,

@@ -182,7 +182,7 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
         "minimax_h3_qkv_quantize_pack",
         scheme,
         {f"{given.replace('z]', f'{elements}]')} -> out_q_out[u m a c {elements}] out_sf_out[u s]": read},
-        lay=lambda scales: swizzle(scales.flatten(1, 3)),
+        scales_layout=lambda scales: swizzle(scales.flatten(1, 3)),
         shared={},
         sizes={
             "m": (1, 3, 4, 16, 5),

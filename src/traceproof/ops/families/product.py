@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
@@ -23,15 +24,14 @@ from traceproof.ops.formats import (
     FP4_BLOCK,
     MX_BLOCK,
     Format,
+    in_blocks,
     scale_blocks,
     swizzled_size,
     unpack,
     unswizzle,
 )
-from traceproof.ops.formats import (
-    in_blocks as blocks_of,
-)
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
+from traceproof.ops.gates import several
 from traceproof.ops.lossless import Exactly, one_hot, whole
 from traceproof.ops.op import UNUSUAL, Op
 
@@ -56,12 +56,14 @@ def bounded(name: str, a: torch.Tensor, b: torch.Tensor, times: Times = matmul) 
     return {name: times(a, b), f"{name}@bound": bound}
 
 
-def in_blocks(a: torch.Tensor, b: torch.Tensor, kept: torch.dtype | None = None, block: int = 48) -> torch.Tensor:
-    """`a @ b` in blocks of K, the last column first; partial sums are rounded to `kept` (default: float32)."""
-    kept = kept or torch.float32
-    total = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=kept)
+def matmul_in_blocks(
+    a: torch.Tensor, b: torch.Tensor, sums: torch.dtype | None = None, block: int = 48
+) -> torch.Tensor:
+    """`a @ b` in blocks of K, the last column first; partial sums are rounded to `sums` (default: float32)."""
+    sums = sums or torch.float32
+    total = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=sums)
     for x, y in zip(torch.split(a.flip(-1), block, dim=-1), torch.split(b.flip(-2), block, dim=-2), strict=True):
-        total = (total.float() + x @ y).to(kept)
+        total = (total.float() + x @ y).to(sums)
     return total
 
 
@@ -69,9 +71,9 @@ def without(columns: slice) -> Times:
     """A mutant's product, which lacks these columns of `a`; returns the function."""
 
     def times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        left = a.clone()
-        left[..., columns] = 0
-        return left @ b
+        cut = a.clone()
+        cut[..., columns] = 0
+        return cut @ b
 
     return times
 
@@ -82,9 +84,9 @@ def summable(draw: Draw, wanted: Wanted) -> torch.Tensor:
     Sums of K products of numbers up to m with random signs reach about sqrt(K) m^2 / 3, far less than K m^2.
     """
     inner = wanted.shape_of(next(iter(wanted.definition.inputs)))[-1]
-    most = (3072 if wanted.dtype.itemsize == 1 else 24576) / math.sqrt(max(inner, 1))
-    half = 1 << max(0, int(math.log2(most) / 2))
-    return ((draw.bits(wanted.name, wanted.shape, torch.int8) & (2 * half - 1)) - half).to(wanted.dtype)
+    largest_square = (3072 if wanted.dtype.itemsize == 1 else 24576) / math.sqrt(max(inner, 1))
+    limit = 1 << max(0, int(math.log2(largest_square) / 2))  # a power of two
+    return ((draw.bits(wanted.name, wanted.shape, torch.int8) & (2 * limit - 1)) - limit).to(wanted.dtype)
 
 
 def exact_products(definition: Definition) -> Mapping[str, Exactly]:
@@ -100,13 +102,18 @@ def exact_products(definition: Definition) -> Mapping[str, Exactly]:
 
 # Not exact on a GPU: cuBLAS may add parts of a product in 16 bits.
 EXACT: Any = {"lossless": exact_products, "exact_on_gpu": lambda _: False}
-MUTANTS = (
+LAST_COLUMNS = (
     Mutant("last column of K dropped", times=without(slice(-1, None))),
     Mutant("last tile of K dropped", times=without(slice(-16, None))),
     Mutant("last column of K twice", times=lambda a, b: a @ b + a[..., -1:] @ b[..., -1:, :]),
-    Mutant("A shifted by a column", times=lambda a, b: a.roll(1, -1) @ b),
+)
+SHIFTED = Mutant("A shifted by a column", times=lambda a, b: a.roll(1, -1) @ b)
+NARROW_SUMS = Mutant("sums in bfloat16", times=lambda a, b: matmul_in_blocks(a, b, torch.bfloat16, 16))
+MUTANTS = (
+    *LAST_COLUMNS,
+    SHIFTED,
     Mutant("B's memory read as [N, K]", times=lambda a, b: a @ b.reshape(*b.shape[:-2], *b.shape[:-3:-1]).mT),
-    Mutant("sums in bfloat16", times=lambda a, b: in_blocks(a, b, torch.bfloat16, 16)),
+    NARROW_SUMS,
 )
 
 
@@ -132,7 +139,8 @@ class Roles:
 
 def roles(definition: Definition) -> Roles:
     """Names by position: inputs are A and B, the output is C; M is A's first axis."""
-    (a, b), (c,) = definition.inputs, definition.outputs
+    a, b = definition.inputs
+    [c] = definition.outputs
     return Roles(a=a, b=b, c=c, rows=(definition.inputs[a].shape or ("",))[0])
 
 
@@ -148,7 +156,7 @@ def gemm(wide: Wide, *, times: Times = matmul, sums: str = "") -> Tensors:
     names = roles(wide.definition)
     a, b = wide[names.a], wide[names.b].mT
     if sums == "input":  # a mutant: sums in A's dtype, as without a wide accumulator
-        return {names.c: in_blocks(a, b, dtype_of(wide.definition.inputs[names.a]), 16)}
+        return {names.c: matmul_in_blocks(a, b, dtype_of(wide.definition.inputs[names.a]), 16)}
     return {names.c: times(a, b)}
 
 
@@ -179,9 +187,7 @@ class Gemm(Op):
         names = roles(definition)
         shapes, dtypes = specified(definition, case, definition.inputs)
         a = draw.normal(names.a, shapes[names.a], dtypes[names.a])
-        kinds = case.params.get("rows", [])
-        for row in range(len(a) if kinds else 0):
-            kind = kinds[row % len(kinds)]
+        for row, kind in zip(range(len(a)), cycle(case.params.get("rows", ())), strict=False):
             if kind == "tiny":
                 a[row] = draw.normal(f"{names.a}.{row}", a[row].shape, a.dtype, scale=1e-3)
             elif kind == "outlier":
@@ -205,15 +211,15 @@ class Gemm(Op):
         product = torch.empty((rows, len(b)), dtype=torch.float64, device=a.device)
         bound = torch.empty_like(product)
         if rows:
-            left = a.to(torch.float64)
-            magnitude = left.abs() * (math.sqrt(inner) * EPS_ACCUMULATE)
+            wide_a = a.to(torch.float64)
+            error = wide_a.abs() * (math.sqrt(inner) * EPS_ACCUMULATE)
             step = max(1, BLOCK_ELEMENTS[a.device.type] // max(inner, 1))
-            block = torch.empty((step, inner), dtype=torch.float64, device=a.device)
+            block = torch.empty((step, inner), dtype=torch.float64, device=a.device)  # one memory for all blocks
             for start in range(0, len(b), step):
-                part = block[: min(step, len(b) - start)]
-                part.copy_(b[start : start + step])
-                product[:, start : start + step] = left @ part.T
-                bound[:, start : start + step] = magnitude @ part.abs_().T
+                columns = slice(start, start + step)  # of C, rows of B
+                wide_b = block[: len(b[columns])].copy_(b[columns])
+                product[:, columns] = wide_a @ wide_b.T
+                bound[:, columns] = error @ wide_b.abs_().T
         return {names.c: product, f"{names.c}@bound": bound}
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
@@ -246,7 +252,8 @@ GEMM = Gemm(
     slow=True,
     requires=in_floats,
     mutants=(
-        *MUTANTS[:4],
+        *LAST_COLUMNS,
+        SHIFTED,
         Mutant("B not transposed", times=lambda a, b: a @ b.mT.reshape(b.shape)),
         Mutant("sums in the inputs' dtype", sums="input"),
     ),
@@ -317,16 +324,20 @@ def scheme_of(module: Any, dtype: str) -> str:  # noqa: ANN401 - SGLang's object
     scales = getattr(module, "weight_scale", None)
     if block:
         return f"{dtype} by block {block[0]}x{block[1]}"
-    each = "row" if scales is not None and scales.dim() > 1 else "tensor"
-    return f"{dtype} by {each}"
+    return f"{dtype} by {'row' if scales is not None and scales.dim() > 1 else 'tensor'}"
+
+
+def described(projection: Draft, role: str, note: str = "", *, rank: bool) -> Draft:
+    """The definition of a projection with its `role` in the model; `rank`: whether it is one rank's share."""
+    share = "one rank's share of " if rank else ""
+    text = f"{projection.description}: {share}{role}. {note}".strip()
+    return replace(projection, description=text, tp=rank)
 
 
 def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Draft:
     """Definition of C = A @ B.T in float16, the dataset's form for any dtype of the model."""
     scaled_down = gemm_draft(SMALL_N, SMALL_K, role=role) if n * k > SMALL_N * SMALL_K else None
-    share = "one rank's share of " if rank else ""
-    made = draft(GEMM.op_type, "gemm", {"n": n, "k": k}, scaled_down=scaled_down)
-    return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
+    return described(draft(GEMM.op_type, "gemm", {"n": n, "k": k}, scaled_down=scaled_down), role, note, rank=rank)
 
 
 def fp8_draft(n: int, k: int, *, role: str, kind: str, rank: bool = False) -> Draft:
@@ -334,11 +345,9 @@ def fp8_draft(n: int, k: int, *, role: str, kind: str, rank: bool = False) -> Dr
     scaled_down = None
     if n * k > 4 * FP8_N * FP8_K:  # a last block that is cut off stays so
         scaled_down = fp8_draft(FP8_N + (n % BLOCK) % FP8_N, FP8_K, role=role, kind=kind)
-    by_block = {"n_blocks": -(-n // BLOCK), "k_blocks": -(-k // BLOCK)}
-    blocks = {"row": {"n_blocks": n, "k_blocks": 1}, "tensor": {"n_blocks": 1, "k_blocks": 1}}.get(kind, by_block)
-    made = draft(GEMM_FP8.op_type, "gemm_fp8", {"n": n, "k": k, "kind": kind, **blocks}, scaled_down=scaled_down)
-    share = "one rank's share of " if rank else ""
-    return replace(made, description=f"{made.description}: {share}{role}.", tp=rank)
+    n_blocks, k_blocks = {"row": (n, 1), "tensor": (1, 1)}.get(kind, (-(-n // BLOCK), -(-k // BLOCK)))
+    facts: Facts = {"n": n, "k": k, "kind": kind, "n_blocks": n_blocks, "k_blocks": k_blocks}
+    return described(draft(GEMM_FP8.op_type, "gemm_fp8", facts, scaled_down=scaled_down), role, rank=rank)
 
 
 def linear_call(module: ModelModule, _: Reading) -> KernelCall | None:
@@ -402,52 +411,39 @@ GEMM.extraction = Extraction(
 
 def biased_product(wide: Wide, *, times: Times = matmul, bias: bool = True) -> Tensors:
     """`C = A @ B + bias` [m n], or `A @ W.T + bias` with W [n k]; the bias is added before C is rounded."""
-    found = bounded("C", wide["A"], wide["B"] if "B" in wide else wide["W"].mT, times)
+    product = bounded("C", wide["A"], wide["B"] if "B" in wide else wide["W"].mT, times)
     if bias and "bias" in wide:
-        found["C"] = found["C"] + wide["bias"]
-        found["C@bound"] = found["C@bound"] + wide["bias"].abs() * EPS_ACCUMULATE
-    return found
+        product["C"] = product["C"] + wide["bias"]
+        product["C@bound"] = product["C@bound"] + wide["bias"].abs() * EPS_ACCUMULATE
+    return product
 
 
+OF_PRODUCT: dict[str, Any] = {
+    "family": "product",
+    **EXACT,
+    "gates": {"C": Backward()},
+    "adversarial_inputs": ("A",),
+}
 GEMM_BF16 = Op(
     "gemm_bf16",
     Form("A[m k] B[k n] bias[n]? buffer[m n]? use_pdl? -> C[m n]", biased_product),
     Form("A[m k] W[n k] bias[n]? buffer[m n]? use_pdl? -> C[m n]", biased_product),
-    family="product",
-    synonyms={
-        "A": "a mat_a input",
-        "B": "b mat_b",
-        "W": "weight",
-        "C": "output out out_out",
-        "buffer": "out",
-    },
-    **EXACT,
+    **OF_PRODUCT,
+    synonyms={"A": "a mat_a input", "B": "b mat_b", "W": "weight", "C": "output out out_out", "buffer": "out"},
     scalars={"use_pdl": 1},
     unread={"buffer": "a buffer", "use_pdl": "a flag"},
     unusual={**UNUSUAL, SEEN: ("A", "B", "W", "bias")},
-    adversarial_inputs=("A",),
-    gates={"C": Backward()},
-    mutants=(
-        *MUTANTS,
-        Mutant("bias dropped", applies=lambda wide: "bias" in wide, bias=False),
-    ),
+    mutants=(*MUTANTS, Mutant("bias dropped", applies=has("bias"), bias=False)),
 )
 BMM_BF16 = Op(
     "bmm_bf16",
     Form("A[b m k] B[b k n] -> C[b m n]", biased_product),
-    family="product",
-    **EXACT,
+    **OF_PRODUCT,
     sizes={"m": (3, 1, 17, 8)},
-    adversarial_inputs=("A",),
-    gates={"C": Backward()},
     mutants=(
         *MUTANTS,
-        Mutant("the first matrix for all", applies=lambda wide: len(wide["B"]) > 1, times=lambda a, b: a @ b[:1]),
-        Mutant(
-            "the batch in the opposite order",
-            applies=lambda wide: len(wide["B"]) > 1,
-            times=lambda a, b: a @ b.flip(0),
-        ),
+        Mutant("the first matrix for all", applies=several("B"), times=lambda a, b: a @ b[:1]),
+        Mutant("the batch in the opposite order", applies=several("B"), times=lambda a, b: a @ b.flip(0)),
     ),
 )
 # Only a single segment is known, as no input has the segments' rows.
@@ -457,11 +453,8 @@ SEGMENT_GEMM = Op(
         "x[m k] weights[b k n] -> output[m n]",
         lambda wide, *, times=matmul: bounded("output", wide["x"], wide["weights"][0], times),
     ),
-    family="product",
-    **EXACT,
+    **OF_PRODUCT | {"adversarial_inputs": ("x",), "gates": {"output": Backward()}},
     sizes={"b": (1,)},
-    adversarial_inputs=("x",),
-    gates={"output": Backward()},
     mutants=MUTANTS,
 )
 MM_BF16, FLASHINFER_BMM_BF16 = "flashinfer.gemm:mm_bf16", "flashinfer.gemm:bmm_bf16"
@@ -513,23 +506,19 @@ def scaled_product(
 
 def of_tensor(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """A random scale from 0.01 to 0.03, of A twice that, so that exchanged scales show."""
-    return draw.uniform(wanted.name, wanted.shape, low=0.01, high=0.03) * (
-        2.0 if wanted.name == "A_scale" else 1.0
-    )
+    factor = 2.0 if wanted.name == "A_scale" else 1.0
+    return draw.uniform(wanted.name, wanted.shape, low=0.01, high=0.03) * factor
 
 
 BMM_FP8 = Op(
     "bmm_fp8",
     Form("A[b m k] B[b k n] A_scale[s] B_scale[s] dtype? -> C[b m n]", scaled_product),
-    family="product",
-    **EXACT,
+    **OF_PRODUCT,
     unusual=OF_CODES,
     scalars={"dtype": 1},  # a number that only names the output's dtype
     sizes={"m": (3, 1, 17, 8), "s": (1,)},
     draws={"A_scale": of_tensor, "B_scale": of_tensor},
     adversarial=ADVERSARIAL,
-    adversarial_inputs=("A",),
-    gates={"C": Backward()},
     mutants=(
         *MUTANTS,
         Mutant("scale of A dropped", powers=(0, 1), after=True),
@@ -572,29 +561,37 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
     """
     a, b = wide["a"], wide["b"] if "b" in wide else wide["blocks"].transpose(0, 1).flatten(1)
     if "a_scale" in wide:
-        a_scale, b_scale = wide["a_scale"], wide["b_scale"]
-        width, height = block_of(b.shape, b_scale.shape)
+        width, height = block_of(b.shape, wide["b_scale"].shape)
+        a_scale = wide["a_scale"]
+        b_scale = wide["b_scale"].repeat_interleave(height, -2)[..., : b.shape[-2], :]  # a row per row of b
         if after and b.dim() == 2:
-            columns = b_scale.repeat_interleave(height, 0)[: len(b)]
-            total = torch.zeros((len(a), len(b)))
-            for block in range(a_scale.shape[1]):
-                part = slice(block * width, (block + 1) * width)
-                total += (a[:, part] @ b[:, part].T) * a_scale[:, block, None] * columns[None, :, block]
-            return {"C": total}
-        a = scale_blocks(a.flatten(0, -2), a_scale.flatten(0, -2), height=1, width=width).view(a.shape)
-        rows = b_scale.repeat_interleave(height, -2)[..., : b.shape[-2], :]
-        b = scale_blocks(b.flatten(0, -2), rows.flatten(0, -2), height=1, width=width).view(b.shape)
+            return {"C": product_by_blocks(a, b, a_scale, b_scale)}
+        a, b = (
+            scale_blocks(x.flatten(0, -2), scale.flatten(0, -2), height=1, width=width).view(x.shape)
+            for x, scale in ((a, a_scale), (b, b_scale))
+        )
     if "m_indices" not in wide:
-        found = bounded("C", a, b.mT, times)
+        product = bounded("C", a, b.mT, times)
     else:
-        owner = wide["m_indices"].long()
-        order = owner.argsort(stable=True)
-        parts = [bounded("C", a[owner == group], own.mT, times) for group, own in enumerate(b)]
-        found = {name: torch.cat([one[name] for one in parts])[order.argsort()] for name in parts[0]}
+        group_of_row = wide["m_indices"].long()
+        groups = [bounded("C", a[group_of_row == group], matrix.mT, times) for group, matrix in enumerate(b)]
+        place = group_of_row.argsort(stable=True).argsort()  # of each row among the rows of all groups
+        product = {name: torch.cat([one[name] for one in groups])[place] for name in groups[0]}
     if "masked_m" in wide:
-        left = (torch.arange(a.shape[1], device=a.device) >= wide["masked_m"].long()[:, None])[..., None]
-        found |= {"C": found["C"].masked_fill(left, 0.0), "C@free": left}
-    return found
+        free = (torch.arange(a.shape[1], device=a.device) >= wide["masked_m"].long()[:, None])[..., None]
+        product |= {"C": product["C"].masked_fill(free, 0.0), "C@free": free}
+    return product
+
+
+def product_by_blocks(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor
+) -> torch.Tensor:
+    """`a @ b.T` [M, N], summed over blocks of K whose products are scaled by [M, blocks] and [N, blocks]."""
+    total, width = torch.zeros((len(a), len(b))), a.shape[1] // a_scale.shape[1]
+    for block in range(a_scale.shape[1]):
+        part = slice(block * width, (block + 1) * width)
+        total += (a[:, part] @ b[:, part].T) * a_scale[:, block, None] * b_scale[None, :, block]
+    return total
 
 
 def of_block(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -699,8 +696,8 @@ def by_square_blocks(definition: Definition) -> bool:
 def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Call with a's scales as the kernel reads them: [K / 128, rows], rows padded to fours (finding G24)."""
     a, b, a_scale, b_scale = inputs.values()
-    turned = torch.nn.functional.pad(a_scale, (0, 0, 0, -len(a_scale) % 4)).t().contiguous()
-    return {"out": api[BLOCKSCALE](a, b, turned, b_scale)}
+    by_blocks_first = torch.nn.functional.pad(a_scale, (0, 0, 0, -len(a_scale) % 4)).t().contiguous()
+    return {"out": api[BLOCKSCALE](a, b, by_blocks_first, b_scale)}
 
 
 def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
@@ -740,40 +737,48 @@ class Coded:
     """A factor [..., rows, K] of a product as codes with scales, by the names of the inputs.
 
     Attributes:
-        turned: whether it is [..., K, rows] in the definition.
-        lies: layout of the scales: "rows", "tiles" (128x4, one after the other) or "six axes" (of such tiles);
+        transposed: whether it is [..., K, rows] in the definition.
+        layout: of the scales: "rows", "tiles" (128x4, one after the other) or "six axes" (of such tiles);
             "mma tiles": codes and scales are in the tiles of Ampere's instructions.
     """
 
     values: str
     scales: str
     element: Format
-    form: Format
-    turned: bool = False
-    lies: str = "tiles"
+    scale: Format
+    transposed: bool = False
+    layout: str = "tiles"
 
     def decoded(self, wide: Wide, *, pairs: Part, scaled: Part, tiles: Tiles) -> torch.Tensor:
-        """The dequantised factor [..., rows, K] in the formula's precision; mutants differ in one part."""
-        if self.lies == "mma tiles":  # of 16 (K) x 64 (N) codes; scales are bits 14 to 7 of a float16
-            packed = wide.given(self.values).view(torch.uint8)
-            down, across = packed.shape[0], packed.shape[1] // 512
-            tiles_of = packed.view(down, across, 2, 8, 4, 2, 2, 2).permute(0, 7, 4, 1, 5, 6, 2, 3)
-            values = unpack(pairs(tiles_of.reshape(8 * down, 64 * across).mT.contiguous()))
-            values = E2M1.decode(values).to(wide.dtype)
-            scale = (wide.given(self.scales).short() << 7).view(torch.float16).to(wide.dtype).mT
-            return values * scaled(scale).repeat_interleave(FP4_BLOCK, -1)
+        """The dequantised factor [..., rows, K] in the formula's precision.
+
+        In mutants `pairs` changes fp4 codes, `scaled` changes scales, and `tiles` takes the place of `unswizzle`.
+        """
         if self.element is E2M1:
-            values = self.element.decode(pairs(unpack(wide.given(self.values)))).to(wide.dtype)
+            packed = wide.given(self.values)
+            packed = from_mma_tiles(packed.view(torch.uint8)) if self.layout == "mma tiles" else packed
+            values = E2M1.decode(pairs(unpack(packed))).to(wide.dtype)
         else:
-            values = wide[self.values].mT if self.turned else wide[self.values]
-        width = FP4_BLOCK if self.form is E4M3 else MX_BLOCK
-        rows, columns = values.shape[-2], values.shape[-1] // width
-        raw, batch = wide.given(self.scales), values.shape[:-2]
-        if self.lies == "six axes":  # row % 32, row % 128 / 32, tile of rows, column % 4, tile of columns, 1
-            raw = raw[..., 0].permute(2, 1, 0, 4, 3).reshape(rows, columns)
-        elif self.lies == "tiles":
-            raw = tiles(raw.reshape(*batch, raw.numel() // max(math.prod(batch), 1)), rows, columns)
-        return values * scaled(self.form.decode(raw).to(wide.dtype)).repeat_interleave(width, -1)
+            values = wide[self.values].mT if self.transposed else wide[self.values]
+        width = FP4_BLOCK if self.scale is E4M3 else MX_BLOCK
+        *batch, rows, inner = values.shape
+        codes, blocks = wide.given(self.scales), inner // width
+        if self.layout == "six axes":  # row % 32, row % 128 / 32, tile of rows, column % 4, tile of columns, 1
+            codes = codes[..., 0].permute(2, 1, 0, 4, 3).reshape(rows, blocks)
+        elif self.layout == "tiles":
+            codes = tiles(codes.reshape(*batch, codes.numel() // max(math.prod(batch), 1)), rows, blocks)
+        if self.layout == "mma tiles":  # bits 14 to 7 of a float16
+            scales = (codes.short() << 7).view(torch.float16).mT
+        else:
+            scales = self.scale.decode(codes)
+        return values * scaled(scales.to(wide.dtype)).repeat_interleave(width, -1)
+
+
+def from_mma_tiles(packed: torch.Tensor) -> torch.Tensor:
+    """Bytes of two codes [N, K / 2] from Ampere's tiles of 16 (K) x 64 (N) codes, uint8 [K / 16, 8 N]."""
+    down, across = packed.shape[0], packed.shape[1] // 512
+    tiles = packed.view(down, across, 2, 8, 4, 2, 2, 2).permute(0, 7, 4, 1, 5, 6, 2, 3)
+    return tiles.reshape(8 * down, 64 * across).mT.contiguous()
 
 
 def coded_product(
@@ -794,13 +799,14 @@ def coded_product(
     ) -> Tensors:
         right = b.decoded(wide, pairs=pairs, scaled=b_scales, tiles=tiles)
         left = wide[a] if isinstance(a, str) else a.decoded(wide, pairs=same, scaled=a_scales, tiles=tiles)
-        if low_rank and corrected:
+        if low_rank and corrected:  # a sum of two products is one product of longer rows
             left, right = torch.cat([left, wide[low_rank[0]]], -1), torch.cat([right, wide[low_rank[1]]], -1)
+        product = bounded(c, left, right.mT, times)
         factor = wide.maybe(alpha)
-        found = bounded(c, left, right.mT, times)
-        if factor is None:
-            return found
-        return {name: value * (factor.abs() if "@" in name else factor) ** alphas for name, value in found.items()}
+        if factor is not None:
+            product[c] = product[c] * factor**alphas
+            product[f"{c}@bound"] = product[f"{c}@bound"] * factor.abs() ** alphas
+        return product
 
     return formula
 
@@ -820,14 +826,11 @@ def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """e8m0 scales: seven neighbouring powers of two at a random level per case, at most 1 for float16 outputs."""
     narrow = any(spec.dtype == "float16" for spec in wanted.definition.outputs.values())
     level = draw.integers(f"{wanted.name}.level", (1,), low=0, high=21 if narrow else 41)
-    made = (draw.integers(wanted.name, wanted.shape, low=101, high=108) + level).to(torch.uint8)
-    return made if wanted.dtype is torch.uint8 else made.view(wanted.dtype)
+    return (draw.integers(wanted.name, wanted.shape, low=101, high=108) + level).to(torch.uint8).view(wanted.dtype)
 
 
 SCALES = of_codes(0x28, 0x40)
-CODED_MUTANTS = (
-    *MUTANTS[:4],
-    MUTANTS[5],
+OF_SCALES = (
     Mutant("scales of the second factor dropped", b_scales=ones),
     Mutant("scales of the second factor inverted", b_scales=lambda scale: 1 / scale),
     Mutant("the first block's scale for all", b_scales=first_block),
@@ -839,13 +842,11 @@ BOTH_CODED = (
     Mutant("scales of the first factor dropped", a_scales=ones),
     Mutant("scales of the first factor inverted", a_scales=lambda scale: 1 / scale),
 )
-OF_PAIRS = (
-    Mutant("neighbours exchanged", pairs=lambda codes: blocks_of(codes, 2).flip(-1).flatten(-2)),
+OF_PAIRS_AND_ALPHA = (
+    Mutant("neighbours exchanged", pairs=lambda codes: in_blocks(codes, 2).flip(-1).flatten(-2)),
     Mutant("signs lost", pairs=lambda codes: codes & 7),
-)
-OF_ALPHA = (
-    Mutant("alpha dropped", applies=lambda wide: "alpha" in wide, alphas=0),
-    Mutant("alpha twice", applies=lambda wide: "alpha" in wide, alphas=2),
+    Mutant("alpha dropped", applies=has("alpha"), alphas=0),
+    Mutant("alpha twice", applies=has("alpha"), alphas=2),
 )
 
 
@@ -877,7 +878,7 @@ OF_CODED: dict[str, Any] = {
 def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
     """The op of products of two factors in mxfp8; `batch` is the letter of a batch axis, or empty."""
     scales, b, rows = (a_scale, b_scale), f"{batch} ".lstrip(), {"m": (3, 1, 17, 8)} if batch else {}
-    factors = Coded("A", a_scale, E4M3, E8M0), Coded("B", b_scale, E4M3, E8M0, turned=True)
+    factors = Coded("A", a_scale, E4M3, E8M0), Coded("B", b_scale, E4M3, E8M0, transposed=True)
     form = f"A[{b}m k] B[{b}k n] {a_scale}[x] {b_scale}[y] dtype? -> C[{b}m n]"
     return Op(
         op_type,
@@ -888,7 +889,7 @@ def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) ->
         independent_rows=False,
         sizes={**rows, "x": tile_size("m", "k", MX_BLOCK, *batch), "y": tile_size("n", "k", MX_BLOCK, *batch)},
         draws=dict.fromkeys(scales, powers),
-        mutants=(*CODED_MUTANTS, *BOTH_CODED),
+        mutants=(*LAST_COLUMNS, SHIFTED, NARROW_SUMS, *OF_SCALES, *BOTH_CODED),
         **facts,
     )
 
@@ -899,9 +900,9 @@ BMM_MXFP8 = mxfp8("bmm_mxfp8", "b", "A_scale", "B_scale", scalars={"dtype": 1})
 WEIGHTS = "A[m k] B[n p] b_descale{} alpha[o]? block_size? out_dtype? out[m n]? -> C[m n]"
 
 
-def weights(lies: str) -> Callable[..., Tensors]:
+def weights(layout: str) -> Callable[..., Tensors]:
     """The formula of unquantised activations times nvfp4 weights whose scales have this layout."""
-    return coded_product("A", Coded("B", "b_descale", E2M1, E4M3, lies=lies), "C")
+    return coded_product("A", Coded("B", "b_descale", E2M1, E4M3, layout=layout), "C")
 
 
 def by_rows(definition: Definition) -> bool:
@@ -938,7 +939,7 @@ GEMM_BF16_FP4 = Op(
         "y": lambda at: at["n"] * 2,
     },
     draws={"B": ANY_BYTES, "b_descale": SCALES, "alpha": of_tensor},
-    mutants=(*CODED_MUTANTS, *OF_PAIRS, *OF_ALPHA),
+    mutants=(*LAST_COLUMNS, SHIFTED, NARROW_SUMS, *OF_SCALES, *OF_PAIRS_AND_ALPHA),
 )
 GEMM_SVDQUANT = Op(
     "gemm_nvfp4_svdquant",
@@ -960,10 +961,11 @@ GEMM_SVDQUANT = Op(
     adversarial_inputs=("d",),
     gates={"out": Backward()},
     mutants=(
-        *CODED_MUTANTS[3:],
+        SHIFTED,
+        NARROW_SUMS,
+        *OF_SCALES,
         *BOTH_CODED,
-        *OF_PAIRS,
-        *OF_ALPHA,
+        *OF_PAIRS_AND_ALPHA,
         Mutant("product of low rank dropped", corrected=False),
     ),
 )
@@ -979,27 +981,25 @@ def linear(
     tiles: Tiles = unswizzle,
     alphas: int = 1,
     corrected: bool = True,
-    smoothed: int = 1,
-    kept: Part = same,
+    smoothed: int = 1,  # power of pre_quant_scale
+    kept: Part = same,  # rounds the smoothed values
 ) -> Tensors:
     """`alpha (q @ w.T + (x @ l2t) @ l1.T)`, q being x * pre_quant_scale * global_scale rounded to nvfp4."""
     x = wide["x"]
     smooth = kept(x * wide["pre_quant_scale"] ** smoothed)
-    codes, scales = Coder(NVFP4).encode(smooth * wide["global_scale"])
-    scale = a_scales(E4M3.decode(scales).to(wide.dtype))
-    left = E2M1.decode(codes).to(wide.dtype).reshape(x.shape) * scale.repeat_interleave(FP4_BLOCK, -1)
+    codes, scale_codes = Coder(NVFP4).encode(smooth * wide["global_scale"])
+    scales = a_scales(E4M3.decode(scale_codes).to(wide.dtype))
+    quantised = E2M1.decode(codes).to(wide.dtype) * scales.repeat_interleave(FP4_BLOCK, -1)
     weight = Coded("weight_fp4", "weight_sf", E2M1, E4M3).decoded(wide, pairs=pairs, scaled=b_scales, tiles=tiles)
-    down = times(x, wide["l2t_smoothed"]).to(wide.dtype)
-    low = down @ wide["l1_scaled"].mT if corrected else 0.0
-    return {"out": (times(left, weight.mT) + low) * wide["alpha"] ** alphas}
+    low_rank = times(x, wide["l2t_smoothed"]).to(wide.dtype) @ wide["l1_scaled"].mT if corrected else 0.0
+    return {"out": (times(quantised, weight.mT) + low_rank) * wide["alpha"] ** alphas}
 
 
 def coded_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Values exact in e2m1, with a 6 among each 16, so that all scales are 1."""
-    table = torch.tensor((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0), device=draw.device)
-    made = table[draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=len(table))]
-    made[..., ::FP4_BLOCK] = 6.0
-    return made.to(wanted.dtype)
+    values = draw.integers(wanted.name, wanted.shape, torch.int32, low=-4, high=4).float()
+    values[..., ::FP4_BLOCK] = 6.0
+    return values.to(wanted.dtype)
 
 
 LINEAR_SVDQUANT = Op(
@@ -1035,19 +1035,18 @@ LINEAR_SVDQUANT = Op(
         **unit_scales(("weight_sf",), 0x38),
     },
     mutants=(
-        CODED_MUTANTS[3],
-        *CODED_MUTANTS[5:],
+        SHIFTED,
+        *OF_SCALES,
         *BOTH_CODED,
-        *OF_PAIRS,
-        *OF_ALPHA,
+        *OF_PAIRS_AND_ALPHA,
         Mutant("product of low rank dropped", corrected=False),
         Mutant("columns' scales dropped", smoothed=0),
         Mutant("columns' scales inverted", smoothed=-1),
         altered("whole tensor's scale dropped", "global_scale", change=lambda scale: scale * 0 + 1),
     ),
 )
-FLASHINFER_MXFP8 = {"flashinfer.gemm:mm_mxfp8": "out_dtype", "flashinfer.gemm:bmm_mxfp8": "dtype"}
-MM_MXFP8, FLASHINFER_BMM_MXFP8 = FLASHINFER_MXFP8
+MM_MXFP8, FLASHINFER_BMM_MXFP8 = "flashinfer.gemm:mm_mxfp8", "flashinfer.gemm:bmm_mxfp8"
+DTYPE_KEYWORDS = {MM_MXFP8: "out_dtype", FLASHINFER_BMM_MXFP8: "dtype"}
 MM_BF16_FP4 = "flashinfer.gemm:mm_bf16_fp4"
 NEWEST = ((10, 0), (12, 1))
 
@@ -1055,8 +1054,10 @@ NEWEST = ((10, 0), (12, 1))
 @GEMM_MXFP8.truth("flashinfer", "gemm.mm_mxfp8", MM_MXFP8, sm=NEWEST)
 @BMM_MXFP8.truth("flashinfer", "gemm.bmm_mxfp8", FLASHINFER_BMM_MXFP8, sm=NEWEST)
 def _flashinfer_mxfp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    key, (a, b, *scales) = kernel_of(definition, *FLASHINFER_MXFP8), list(inputs.values())[:4]
-    return {"C": api[key](a, in_columns(b), *scales, **{FLASHINFER_MXFP8[key]: dtype_of(definition.outputs["C"])})}
+    key = kernel_of(definition, MM_MXFP8, FLASHINFER_BMM_MXFP8)
+    a, b, a_scale, b_scale, *_ = inputs.values()
+    dtype = {DTYPE_KEYWORDS[key]: dtype_of(definition.outputs["C"])}
+    return {"C": api[key](a, in_columns(b), a_scale, b_scale, **dtype)}
 
 
 def _flashinfer_bf16_fp4(api: Api, _: Definition, inputs: Given) -> Outputs:

@@ -10,7 +10,7 @@ from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, d
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
 from traceproof.ops.families.blockscaled import MUTANTS, Over, peak, quotient
-from traceproof.ops.formats import FP8_MAX, in_blocks, scale_blocks, to_fp8
+from traceproof.ops.formats import FP8_MAX, in_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
 from traceproof.ops.op import Op
@@ -35,6 +35,11 @@ WRONG_SCALES: Mapping[str, Part] = {
 }
 
 
+def blocks_per_row(definition: Definition) -> int:
+    """Scales per row of the output `scale` [n g]."""
+    return definition.const_axes[(definition.outputs["scale"].shape or ("", ""))[1]]
+
+
 def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> Op:
     """The op of a format: `largest` value, comparison of `codes`, rounding `to_code`, and truncation `cut`."""
 
@@ -42,15 +47,15 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         wide: Wide,
         *,
         peaks: Part = peak,
-        wanted: Part = lambda peaks: peaks / largest,
+        scale_of_peak: Part = lambda peaks: peaks / largest,
         scales: Part = same,
         over: Over = quotient,
         code: Part = same,
     ) -> Tensors:
         """`q = x / scale` [n h], with scale = max|block| / largest [n g] for g blocks per row."""
-        x, spec = wide["x"], wide.definition.outputs["scale"]
-        blocks = in_blocks(x, x.shape[1] // wide.definition.const_axes[(spec.shape or ("", ""))[1]])
-        scale = scales(wanted(peaks(blocks)))
+        x = wide["x"]
+        blocks = in_blocks(x, x.shape[1] // blocks_per_row(wide.definition))
+        scale = scales(scale_of_peak(peaks(blocks)))
         return {"q": code(over(blocks, scale[..., None])).reshape(x.shape), "scale": scale}
 
     def rounded(values: torch.Tensor) -> torch.Tensor:
@@ -80,9 +85,9 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
 
 def cut_fp8(values: torch.Tensor) -> torch.Tensor:
     """A mutant's rounding: the next fp8 code toward zero, in float32."""
-    near = values.to(torch.float8_e4m3fn)
-    below = (near.view(torch.uint8) - 1).view(torch.float8_e4m3fn)
-    return torch.where(near.float().abs() > values.abs(), below.float(), near.float())
+    nearest = values.to(torch.float8_e4m3fn)
+    smaller = (nearest.view(torch.uint8) - 1).view(torch.float8_e4m3fn)
+    return torch.where(nearest.float().abs() > values.abs(), smaller.float(), nearest.float())
 
 
 QUANTIZE_FP8 = quantiser("quantize_fp8", FP8_MAX, Close(rms=0.035, reason=REASON), to_code=to_fp8, cut=cut_fp8)
@@ -105,12 +110,7 @@ def per_token(definition: Definition) -> bool:
 
 
 @QUANTIZE_FP8.truth(
-    "sglang",
-    "sgl_per_token_quant_fp8",
-    ROW_KERNEL,
-    accepts=per_token,
-    packages=("sgl_kernel",),
-    sm=SM89,
+    "sglang", "sgl_per_token_quant_fp8", ROW_KERNEL, accepts=per_token, packages=("sgl_kernel",), sm=SM89
 )
 def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
     x = inputs["x"]
@@ -120,33 +120,25 @@ def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"q": q, "scale": scale}
 
 
-def scaled_by_block(
-    api: Api, definition: Definition, inputs: Given, format_max: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x / scale`, unrounded [rows, columns], and scale = max|block| / format_max [rows, blocks], both float32."""
-    x, shape = inputs["x"].float(), definition.outputs["scale"].shape or ()
-    count = definition.const_axes[shape[1]]
-    blocks = x.reshape(len(x), count, x.shape[1] // count)
-    scale = api[AMAX](blocks.abs(), -1, keepdim=True) / format_max
-    return (blocks / scale).reshape(x.shape), scale.squeeze(-1)
-
-
 @QUANTIZE_FP8.truth("torch", "amax", AMAX, rows=None)
-def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    values, scale = scaled_by_block(api, definition, inputs, 448.0)
-    return {"q": values.to(torch.float8_e4m3fn), "scale": scale}
-
-
 @QUANTIZE_INT8.truth("torch", "amax", AMAX, rows=None)
-def _pytorch_int8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    values, scale = scaled_by_block(api, definition, inputs, 127.0)
-    return {"q": values.round().to(torch.int8), "scale": scale}
+def _pytorch_quantiser(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32; a block's scale is its largest magnitude over the format's largest value."""
+    x, count = inputs["x"].float(), blocks_per_row(definition)
+    blocks = x.reshape(len(x), count, x.shape[1] // count)
+    if definition.outputs["q"].dtype == "int8":
+        scale = api[AMAX](blocks.abs(), -1, keepdim=True) / 127.0
+        q = (blocks / scale).round().to(torch.int8)
+    else:
+        scale = api[AMAX](blocks.abs(), -1, keepdim=True) / 448.0
+        q = (blocks / scale).to(torch.float8_e4m3fn)
+    return {"q": q.reshape(x.shape), "scale": scale.squeeze(-1)}
 
 
 # dequantize_fp8
 
 
-def spread(scale: torch.Tensor, width: int) -> torch.Tensor:
+def per_value(scale: torch.Tensor, width: int) -> torch.Tensor:
     """The scale of each value, [n, g * width], from scales [n, g] of blocks of `width` values."""
     return scale.repeat_interleave(width, 1)
 
@@ -154,17 +146,13 @@ def spread(scale: torch.Tensor, width: int) -> torch.Tensor:
 def dequantise(
     wide: Wide,
     *,
-    scales: Callable[[torch.Tensor, int], torch.Tensor] | None = None,  # [n g] and a block's width -> [n h]
-    whole: bool = False,
+    scales: Callable[[torch.Tensor, int], torch.Tensor] = per_value,  # [n g] and a block's width -> [n h]
+    as_int8: bool = False,
 ) -> Tensors:
-    """`y = q * scale` [n h], scales [n g] of blocks; mutants have other `scales`, or take q as int8 (`whole`)."""
-    q, scale = wide["q"], wide["scale"]
-    width = q.shape[1] // scale.shape[1]
-    if whole:
-        q = wide.given("q").view(torch.int8).to(wide.dtype)
-    if scales is None:
-        return {"y": scale_blocks(q, scale, height=1, width=width)}
-    return {"y": q * scales(scale, width)}
+    """`y = q * scale` [n h], scales [n g] of blocks; mutants have other `scales`, or read q as int8."""
+    q = wide.given("q").view(torch.int8).to(wide.dtype) if as_int8 else wide["q"]
+    scale = wide["scale"]
+    return {"y": q * scales(scale, q.shape[1] // scale.shape[1])}
 
 
 def any_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -187,20 +175,22 @@ DEQUANTIZE_FP8 = Op(
     lossless=lambda _: {"q": any_code, "scale": full(1, signed=False)},
     adversarial={"tiny": {"scale": 2.0**-40}, "large": {"scale": 2.0**40}},
     mutants=(
-        Mutant("scale dropped", scales=lambda scale, width: torch.ones_like(spread(scale, width))),
-        Mutant("divided by the scale", scales=lambda scale, width: 1 / spread(scale, width)),
+        Mutant("scale dropped", scales=lambda scale, width: torch.ones_like(per_value(scale, width))),
+        Mutant("divided by the scale", scales=lambda scale, width: 1 / per_value(scale, width)),
         Mutant(
             "one block's scale for the row",
             scales=lambda scale, width: scale[:, :1].expand(-1, width * scale.shape[1]),
         ),
         Mutant("blocks of neighbours", scales=lambda scale, width: scale.repeat(1, width)),
-        Mutant("blocks in the opposite order", scales=lambda scale, width: spread(scale.flip(1), width)),
+        Mutant("blocks in the opposite order", scales=lambda scale, width: per_value(scale.flip(1), width)),
         Mutant(
             "scale rounded to a power of two",
-            scales=lambda scale, width: torch.exp2(spread(scale, width).log2().round()),
+            scales=lambda scale, width: torch.exp2(per_value(scale, width).log2().round()),
         ),
-        Mutant("scale in fp8", scales=lambda scale, width: spread(scale.to(torch.float8_e4m3fn).float(), width)),
-        Mutant("codes read as whole numbers", whole=True),
+        Mutant(
+            "scale in fp8", scales=lambda scale, width: per_value(scale.to(torch.float8_e4m3fn).float(), width)
+        ),
+        Mutant("codes read as whole numbers", as_int8=True),
     ),
 )
 MULTIPLIED = "torch:mul"

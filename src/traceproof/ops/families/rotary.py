@@ -16,7 +16,7 @@ from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, O
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import BOUNDARIES, BOUNDARY_ROWS, Case, boundaries
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.families.blockscaled import EITHER, NEAR, ROUNDED, Bounds, around, laid
+from traceproof.ops.families.blockscaled import EITHER, NEAR, ROUNDED, Bounds, around, coded_output
 from traceproof.ops.families.layout import PageAppend, within
 from traceproof.ops.families.layout import places as placed_in_pages
 from traceproof.ops.formats import DOWN, E4M3, NEAREST
@@ -267,7 +267,7 @@ def rotated_codes(
                 slack = value.abs() * ROUNDED + source.amax(-1, keepdim=True).reshape_as(value[..., :1]) * SLACK
             bounds[name] = around(value * scale, (slack + value.abs() * NEAR) * abs(scale))
         if f"{name}_out" in wide.definition.outputs:
-            outputs |= laid(wide, f"{name}_out", codes[name], form=E4M3, bounds=bounds[name] or None, lay=same)
+            outputs |= coded_output(wide, f"{name}_out", codes[name], form=E4M3, bounds=bounds[name] or None)
     if "k_cache" in wide:
         place = where(wide)
         first, second = (f"k_{part}" for part in key_parts.split())

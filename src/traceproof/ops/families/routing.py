@@ -98,7 +98,7 @@ class Routing:
     biased: bool = False  # whether a bias is added to the logits
 
     @property
-    def given(self) -> bool:
+    def by_input(self) -> bool:
         """Whether the choice of experts is an input."""
         return self.method in {Method.PACKED, Method.UNIFORM, Method.WEIGHTED, Method.PLANNED}
 
@@ -124,15 +124,13 @@ class ChosenExperts:
 
 def routing_of(definition: Definition) -> Routing:
     """Routing of a mixture, by its inputs and constants; raises Unsupported if it is of no known kind."""
-    inputs, const, numbers = named(definition), definition.const_axes, dict[str, int | None]()
+    inputs, const = named(definition), definition.const_axes
     shapes = {name: spec.shape or () for name, spec in inputs.items()}
-    for name in ("top_k", "n_group", "topk_group"):
-        found = definition.constants.get(name)
-        numbers[name] = found if isinstance(found, int) else None
+    constants = (definition.constants.get(name) for name in ("top_k", "n_group", "topk_group"))
+    stated_top_k, groups, top_groups = (value if isinstance(value, int) else None for value in constants)
     shared = const.get("num_fused_shared_experts", 0) if "num_fused_shared_experts" in inputs else 0
     local = const.get(shapes["gemm1_weights"][0], -1) - shared
-    groups: dict[str, int] = {}
-    stated, biased = definition.constants.get("routing_method"), False
+    stated_method, biased = definition.constants.get("routing_method"), False
     if "sorted_token_ids" in inputs:
         method, experts, top_k = Method.PLANNED, local, const.get(shapes["topk_weights"][1], -1)
     elif "topk_ids" in inputs and not ("routing_logits" in inputs and inputs["topk_ids"].optional):
@@ -141,19 +139,19 @@ def routing_of(definition: Definition) -> Routing:
         experts, top_k = const.get("num_experts", local), const.get(shapes["topk_ids"][1], FEW)
     elif "routing_logits" not in inputs:
         raise Unsupported("inputs lack ['routing_logits'], or ['topk_ids']")
-    elif numbers["top_k"] is None:
+    elif stated_top_k is None:
         raise Unsupported("nobody gives top_k a number, nor does the reference")
     else:
-        experts, method = const.get(shapes["routing_logits"][1], -1), _method(inputs, stated, numbers["top_k"])
-        known = stated is not None or "routing_method_type" in inputs
-        biased = known and "routing_bias" in inputs and method is not Method.DEEPSEEK
-        top_k = 1 if known and method is Method.LLAMA4 else numbers["top_k"]
-    if method is Method.DEEPSEEK:
-        if (numbers["n_group"] is None) != (numbers["topk_group"] is None):
-            raise Unsupported("of n_group and topk_group only one is given")
-        groups = {"groups": numbers["n_group"] or 1, "top_groups": numbers["topk_group"] or 1}
+        experts = const.get(shapes["routing_logits"][1], -1)
+        method = _method(inputs, stated_method, stated_top_k)
+        is_stated = stated_method is not None or "routing_method_type" in inputs
+        biased = is_stated and "routing_bias" in inputs and method is not Method.DEEPSEEK
+        top_k = 1 if is_stated and method is Method.LLAMA4 else stated_top_k
+    if method is Method.DEEPSEEK and (groups is None) != (top_groups is None):
+        raise Unsupported("of n_group and topk_group only one is given")
+    grouped = {"groups": groups or 1, "top_groups": top_groups or 1} if method is Method.DEEPSEEK else {}
     routing = Routing(
-        method=method, top_k=top_k, experts=experts, local=local, shared=shared, biased=biased, **groups
+        method=method, top_k=top_k, experts=experts, local=local, shared=shared, biased=biased, **grouped
     )
     if routing.misfit is not None:
         raise Unsupported(routing.misfit)
@@ -266,27 +264,24 @@ def choose(
     return ChosenExperts(experts, {**WEIGHTS, **weigh}[routing.method](logits, experts, bias) * factor)
 
 
-def read(routing: Routing, wide: Wide, *, extent: bool = True) -> ChosenExperts:
+def choice_by_input(routing: Routing, wide: Wide, *, extent: bool = True) -> ChosenExperts:
     """The choice that is an input; in a mutant without `extent`, places beyond a plan's valid end count, too."""
     if routing.method == Method.PLANNED:
-        weights, sorted_ids = (
-            wide["topk_weights"] * wide.number("routed_scaling_factor", 1.0),
-            wide["sorted_token_ids"],
-        )
-        places, owners = sorted_ids.long(), wide["expert_ids"].long()
-        rows = len(places) // max(len(owners), 1)
-        valid = int(wide["num_tokens_post_padded"]) if extent else len(places)
-        experts = torch.full((weights.numel() + 1,), -1, dtype=torch.int64, device=places.device)  # + 1: padding
-        experts[places[:valid].clamp(max=weights.numel())] = owners.repeat_interleave(rows)[:valid]
+        weights = wide["topk_weights"] * wide.number("routed_scaling_factor", 1.0)
+        pairs, expert_of_block = wide["sorted_token_ids"].long(), wide["expert_ids"].long()
+        block = len(pairs) // max(len(expert_of_block), 1)
+        valid = int(wide["num_tokens_post_padded"]) if extent else len(pairs)
+        experts = torch.full((weights.numel() + 1,), -1, dtype=torch.int64, device=pairs.device)  # + 1: padding
+        experts[pairs[:valid].clamp(max=weights.numel())] = expert_of_block.repeat_interleave(block)[:valid]
         return ChosenExperts(experts[:-1].view(weights.shape), weights)
     topk_ids = wide.given("topk_ids")
-    if routing.method == Method.WEIGHTED:
-        return ChosenExperts(topk_ids.to(torch.int64), wide["topk_weights"])
+    if routing.method == Method.PACKED:
+        weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(wide.dtype)
+        return ChosenExperts((topk_ids >> PACKED_SHIFT).to(torch.int64), weights)
     if routing.method == Method.UNIFORM:
         weights = torch.full(topk_ids.shape, 1 / routing.top_k, dtype=wide.dtype, device=topk_ids.device)
         return ChosenExperts(topk_ids.to(torch.int64), weights)
-    weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(wide.dtype)
-    return ChosenExperts((topk_ids >> PACKED_SHIFT).to(torch.int64), weights)
+    return ChosenExperts(topk_ids.to(torch.int64), wide["topk_weights"])
 
 
 def pack(experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -306,24 +301,23 @@ def choice_of(
 ) -> ChosenExperts:
     """Experts and weights of every token, shared ones last; mutants change the routing or the choice."""
     routing = routed(routing_of(wide.definition))
-    if routing.given:
-        return chosen(read(routing, wide, extent=extent))
+    if routing.by_input:
+        return chosen(choice_by_input(routing, wide, extent=extent))
     factor = wide.number("routed_scaling_factor", 1.0)
     choice = chosen(choose(routing, wide["routing_logits"], wide.maybe("routing_bias"), factor, **ways))
-    behind = choice.experts.new_tensor(range(routing.local, routing.local + routing.shared)) + int(
-        wide.number("local_expert_offset", 0)
-    )
-    together = (*choice.experts.shape[:-1], routing.shared)
+    first_shared = routing.local + int(wide.number("local_expert_offset", 0))
+    shared = choice.experts.new_tensor(range(first_shared, first_shared + routing.shared))
+    shape = (*choice.experts.shape[:-1], routing.shared)
     return ChosenExperts(
-        torch.cat([choice.experts, behind.expand(together)], -1),
-        torch.cat([choice.weights, choice.weights.new_full(together, sharing)], -1),
+        torch.cat([choice.experts, shared.expand(shape)], -1),
+        torch.cat([choice.weights, choice.weights.new_full(shape, sharing)], -1),
     )
 
 
 def _biased(logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Sigmoids of logits [..., experts], plus the bias [experts] if there is one."""
-    plain = torch.sigmoid(logits)
-    return plain if bias is None else plain + bias.to(plain.dtype)
+    scores = torch.sigmoid(logits)
+    return scores if bias is None else scores + bias.to(scores.dtype)
 
 
 def _group_scores(routing: Routing, scores: torch.Tensor, counted: int = 2) -> torch.Tensor:
@@ -337,11 +331,11 @@ def _scores(routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None, c
     if routing.method != Method.DEEPSEEK:
         return logits + bias.to(logits.dtype) if routing.biased and bias is not None else logits
     scores = _biased(logits, bias)
-    kept = best(_group_scores(routing, scores, counted), routing.top_groups)
-    mask = torch.zeros((*scores.shape[:-1], routing.groups), dtype=torch.bool, device=scores.device)
-    mask.scatter_(-1, kept, value=True)
-    size = scores.shape[-1] // routing.groups
-    return scores.masked_fill(~mask.repeat_interleave(size, -1), -torch.inf)
+    best_groups = best(_group_scores(routing, scores, counted), routing.top_groups)
+    kept = torch.zeros((*scores.shape[:-1], routing.groups), dtype=torch.bool, device=scores.device)
+    kept.scatter_(-1, best_groups, value=True)
+    group_size = scores.shape[-1] // routing.groups
+    return scores.masked_fill(~kept.repeat_interleave(group_size, -1), -torch.inf)
 
 
 # Random logits, biases and choices, with margins that roundings do not overcome.
@@ -380,10 +374,10 @@ def offset_of(params: Mapping[str, Any]) -> int:
     return int(params.get("offset", 0))
 
 
-def _patterns(params: Mapping[str, Any]) -> Sequence[str]:
-    """Patterns of the case's tokens; token i has number i modulo their count."""
-    rows: Sequence[str] = params.get("rows", ("plain",))
-    return rows
+def _patterns(params: Mapping[str, Any], tokens: int) -> list[str]:
+    """The pattern of each token: those of the case, again and again."""
+    patterns: Sequence[str] = params.get("rows", ("plain",))
+    return [patterns[token % len(patterns)] for token in range(tokens)]
 
 
 def _favoured(routing: Routing, params: Mapping[str, Any], pattern: str) -> int:
@@ -412,11 +406,11 @@ def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
     edge = torch.full_like(ranked[..., :2], torch.inf)
     ranked = torch.cat([edge, ranked, -edge], -1)
     gaps = (ranked[..., :-1] - ranked[..., 1:]).nan_to_num(nan=torch.inf)
-    here = count + 1  # after the two of `edge`
-    gap = gaps[..., here]
+    boundary = count + 1  # after the two of `edge`
+    gap = gaps[..., boundary]
     if not pairs:
         return gap
-    return torch.where(gap > 0, gap, torch.minimum(gaps[..., here - 1], gaps[..., here + 1]))
+    return torch.where(gap > 0, gap, torch.minimum(gaps[..., boundary - 1], gaps[..., boundary + 1]))
 
 
 def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -426,50 +420,51 @@ def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
     rejected expert differ clearly, and as little as possible. Computed on the CPU: all devices get the same rows.
     """
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
-    given = wanted.definition.inputs.get("routing_bias")
-    bias = None if given is None or given.optional else drawn_bias(draw, wanted).cpu()
+    bias_spec = wanted.definition.inputs.get("routing_bias")
+    bias = None if bias_spec is None or bias_spec.optional else drawn_bias(draw, wanted).cpu()
     pairs = bool(params.get("ties"))
-    drawn = draw.normal("routing_logits", (TRIALS, tokens, routing.experts), scale=2.0).cpu()
+    trials = draw.normal("routing_logits", (TRIALS, tokens, routing.experts), scale=2.0).cpu()
     if routing.method == Method.LLAMA4:
         # The largest of many logits has a sigmoid near 1, and a mutant without the sigmoid would not show, so the
         # largest is moved to about 0. Pairs come first: else the largest may be one that its double replaces.
         if pairs:
-            drawn[..., 1::2] = drawn[..., 0::2]
-        drawn += draw.normal("routing_level", (TRIALS, tokens, 1), scale=0.5).cpu() - drawn.amax(-1, keepdim=True)
-    logits = _patterned(routing, params, drawn).to(wanted.dtype)
+            trials[..., 1::2] = trials[..., 0::2]
+        level = draw.normal("routing_level", (TRIALS, tokens, 1), scale=0.5).cpu()
+        trials += level - trials.amax(-1, keepdim=True)
+    logits = _patterned(routing, params, trials).to(wanted.dtype)
     margin = (margins(routing, logits, bias, pairs=pairs).clamp(max=1.0) * DIGITS).round()
     worth = torch.where(margin >= CLEAR * DIGITS, 2 * DIGITS - margin, margin)
     local = choose(routing, logits.to(torch.float64), bias).experts - offset_of(params)
-    works, patterns = ((local >= 0) & (local < routing.local)).any(-1), _patterns(params)
-    away = torch.tensor([patterns[token % len(patterns)] == "remote" for token in range(tokens)], dtype=torch.bool)
-    best_trial = (worth + DIGITS * 4.0 * (works != away)).argmax(0)
+    is_local, patterns = ((local >= 0) & (local < routing.local)).any(-1), _patterns(params, tokens)
+    remote = torch.tensor([pattern == "remote" for pattern in patterns], dtype=torch.bool)
+    best_trial = (worth + DIGITS * 4.0 * (is_local != remote)).argmax(0)
     return logits[best_trial, torch.arange(tokens)].to(draw.device)
 
 
-def _patterned(routing: Routing, params: Mapping[str, Any], drawn: torch.Tensor) -> torch.Tensor:
-    """Logits [trials, tokens, experts] with the case's pattern of every row."""
-    offset, patterns = offset_of(params), _patterns(params)
-    here = slice(offset, offset + routing.local)
+def _patterned(routing: Routing, params: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
+    """Logits [trials, tokens, experts], changed in place to the case's pattern of every token."""
+    offset = offset_of(params)
+    local = slice(offset, offset + routing.local)
     if routing.local < routing.experts:
-        drawn[..., here] += LOCAL_BOOST
-    for token in range(drawn.shape[1]):
-        row, pattern = drawn[:, token], patterns[token % len(patterns)]
+        logits[..., local] += LOCAL_BOOST
+    for token, pattern in enumerate(_patterns(params, logits.shape[1])):
+        rows = logits[:, token]
         if pattern in SHAPES:
-            row.copy_(SHAPES[pattern](row))
+            rows.copy_(SHAPES[pattern](rows))
         if pattern == "equal" and routing.method == Method.DEEPSEEK:  # the bias decides
-            row.zero_()
+            rows.zero_()
         elif pattern == "equal":  # only chosen ones are equal, so that no tie decides which are chosen
-            row.copy_(row.clamp(max=0.0 if routing.biased else 1.0).scatter(-1, best(row, routing.top_k), 2.0))
+            rows.copy_(rows.clamp(max=0.0 if routing.biased else 1.0).scatter(-1, best(rows, routing.top_k), 2.0))
         if pattern == "remote" and routing.local < routing.experts:
-            row[:, here] -= REMOTE
+            rows[:, local] -= REMOTE
         if pattern in FAVOURED:
-            place = _favoured(routing, params, pattern)
-            row[:, place] = LEVELS.get(pattern, row[:, place] + HOT)
+            expert = _favoured(routing, params, pattern)
+            rows[:, expert] = LEVELS.get(pattern, rows[:, expert] + HOT)
     if params.get("ties"):
-        drawn[..., 1::2] = drawn[..., 0::2]
+        logits[..., 1::2] = logits[..., 0::2]
         if routing.top_k % 2 == 0:  # raise one expert, so that the boundary of the top k splits a pair
-            drawn[..., offset] += ALONE
-    return drawn
+            logits[..., offset] += ALONE
+    return logits
 
 
 def lowered(params: Mapping[str, Any]) -> float:
@@ -487,18 +482,18 @@ def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     orders = [draw.permutation(f"routing_bias-{trial}", routing.experts).cpu() for trial in range(TRIALS)]
     step = 2.0 ** -(routing.experts - 1).bit_length()
     biases = ((torch.stack(orders) - routing.experts // 2 + 0.375) * step - lowered(params)).to(dtype)
-    patterns = set(_patterns(params))
+    patterns = set(params.get("rows", ()))
     if params.get("ties"):
         biases[:, 1::2] = biases[:, 0::2]
         biases[:, offset_of(params)] = 1.0
-    faint = "faint" in patterns
-    biases *= FAINT_BIAS if faint else 1.0
+    scale = FAINT_BIAS if "faint" in patterns else 1.0
+    biases *= scale
     for pattern in FAVOURED.keys() & patterns:
-        biases[:, _favoured(routing, params, pattern)] = FAINT_BIAS if faint else 1.0
+        biases[:, _favoured(routing, params, pattern)] = scale
     trial = 0
     if routing.method == Method.DEEPSEEK:
-        level = margins(routing, torch.zeros_like(biases, dtype=torch.float32), biases)
-        trial = int((level * DIGITS).round().argmax())
+        margin = margins(routing, torch.zeros_like(biases, dtype=torch.float32), biases)
+        trial = int((margin * DIGITS).round().argmax())
     return biases[trial].to(draw.device)
 
 
@@ -510,12 +505,11 @@ def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
     keys = draw.words("topk_ids", tokens * routing.experts).view(tokens, routing.experts)
     experts = torch.argsort(keys, dim=-1, stable=True)[:, : routing.top_k]
-    patterns = _patterns(params)
-    for token in range(tokens):
-        if (pattern := patterns[token % len(patterns)]) in FAVOURED:
-            favoured, row = _favoured(routing, params, pattern), experts[token]
-            experts[token] = torch.where(row == favoured, row[0], row)  # swapped, so that ids stay distinct
-            experts[token, 0] = favoured
+    for row, pattern in zip(experts, _patterns(params, tokens), strict=True):
+        if pattern in FAVOURED:
+            favoured = _favoured(routing, params, pattern)
+            row[row == favoured] = row[0].clone()  # swapped, so that ids stay distinct
+            row[0] = favoured
     if routing.method is not Method.PACKED:
         return experts.to(wanted.dtype)
     return pack(experts, draw.uniform("topk_weights", experts.shape, torch.bfloat16, low=0.05, high=0.55))
@@ -523,25 +517,28 @@ def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def drawn_plan(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """An input of a plan: places sorted by expert, padded to blocks; the blocks' experts; or the valid length."""
-    tokens, top_k = wanted.shape_of("topk_weights")
-    blocks, [capacity] = wanted.shape_of("expert_ids")[0], wanted.shape_of("sorted_token_ids")
-    rows, chosen = capacity // blocks, replace(wanted, name="topk_ids", shape=(tokens, top_k), dtype=torch.int64)
-    flat = drawn_ids(draw, chosen).flatten().cpu()
-    places = torch.zeros(capacity, dtype=torch.int64)
-    owners, block = torch.zeros(blocks, dtype=torch.int64), 0
-    for expert in sorted(set(flat.tolist())):
-        own = (flat == expert).nonzero().flatten()
-        more = -(-len(own) // rows)
-        places[block * rows : (block + more) * rows] = flat.numel()
-        places[block * rows : block * rows + len(own)] = own
-        owners[block : block + more] = expert
-        block += more
-    made = {
-        "sorted_token_ids": places,
-        "expert_ids": owners,
-        "num_tokens_post_padded": torch.tensor([block * rows]),
+    ids = replace(wanted, name="topk_ids", shape=wanted.shape_of("topk_weights"), dtype=torch.int64)
+    expert_of_pair = drawn_ids(draw, ids).flatten().cpu()
+    [blocks], [capacity] = wanted.shape_of("expert_ids"), wanted.shape_of("sorted_token_ids")
+    size = capacity // blocks
+    sorted_pairs, expert_of_block = (
+        torch.zeros(capacity, dtype=torch.int64),
+        torch.zeros(blocks, dtype=torch.int64),
+    )
+    used = 0  # blocks
+    for expert in sorted(set(expert_of_pair.tolist())):
+        pairs = (expert_of_pair == expert).nonzero().flatten()
+        end = used + -(-len(pairs) // size)
+        sorted_pairs[used * size : end * size] = len(expert_of_pair)  # padding
+        sorted_pairs[used * size : used * size + len(pairs)] = pairs
+        expert_of_block[used:end] = expert
+        used = end
+    plan = {
+        "sorted_token_ids": sorted_pairs,
+        "expert_ids": expert_of_block,
+        "num_tokens_post_padded": torch.tensor([used * size]),
     }
-    return made[wanted.name].to(wanted.dtype).to(draw.device)
+    return plan[wanted.name].to(wanted.dtype).to(draw.device)
 
 
 def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -554,11 +551,13 @@ def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Weights [tokens, top_k], 1 for the first expert, else 0; or `drawn_ids`, with these weights if packed."""
-    if (given := not wanted.dtype.is_floating_point) and routing_of(wanted.definition).method is not Method.PACKED:
-        return drawn_ids(draw, wanted)
     weights = torch.zeros(wanted.shape, dtype=torch.bfloat16, device=draw.device)
     weights[:, :1] = 1.0
-    return pack(drawn_ids(draw, wanted) >> PACKED_SHIFT, weights) if given else weights.to(wanted.dtype)
+    if wanted.dtype.is_floating_point:
+        return weights.to(wanted.dtype)
+    ids = drawn_ids(draw, wanted)
+    is_packed = routing_of(wanted.definition).method is Method.PACKED
+    return pack(ids >> PACKED_SHIFT, weights) if is_packed else ids
 
 
 # Variants and mutants of a mixture's routing: changes of `choice_of`.
@@ -589,7 +588,7 @@ def _rerouted(name: str, **numbers: Callable[[int], int]) -> Mutant:
     def applies(wide: Wide) -> bool:
         routing = routing_of(wide.definition)
         grouped = "top_groups" in numbers
-        return not routing.given and changed(routing).misfit is None and (routing.groups > 1 or not grouped)
+        return not routing.by_input and changed(routing).misfit is None and (routing.groups > 1 or not grouped)
 
     return Mutant(name, applies=applies, routed=changed)
 
@@ -600,12 +599,11 @@ def _weighed(name: str, weigh: Mapping[Method, Weigh]) -> Mutant:
 
 
 MISROUTED = (
-    Mutant(
+    altered(
         "routing bias dropped",
-        applies=lambda wide: (
-            _by(Method.DEEPSEEK)(wide) or (routing_of(wide.definition).biased and "routing_bias" in wide)
-        ),
-        inputs=lambda wide: {"routing_bias": torch.zeros_like(wide["routing_bias"])},
+        "routing_bias",
+        change=lambda bias: torch.zeros_like(bias),
+        applies=lambda wide: _by(Method.DEEPSEEK)(wide) or routing_of(wide.definition).biased,
     ),
     _weighed(
         "routing bias kept in the weights",
@@ -637,11 +635,7 @@ MISROUTED = (
     ),
     _rerouted("one expert too few", top_k=lambda k: k - 1),
     _rerouted("one expert too many", top_k=lambda k: k + 1),
-    Mutant(
-        "k-th expert replaced by the next",
-        applies=_rerouted("", top_k=lambda k: k + 1).applies,
-        kth=False,
-    ),
+    Mutant("k-th expert replaced by the next", applies=_rerouted("", top_k=lambda k: k + 1).applies, kth=False),
     Mutant(
         "last expert dropped",
         applies=_several,
@@ -706,11 +700,14 @@ def read_top_k(facts: Mapping[str, Any]) -> tuple[Any, bool, str | None]:
     return scoring, grouped, method_of(scoring, facts["renormalise"], grouped)
 
 
+CUSTOM = "routing by a function of the model's own: no form"
+
+
 def formless(facts: Mapping[str, Any]) -> str | None:
     """Why no form fits SGLang's top-k; None if one does."""
     scoring, _, method = read_top_k(facts)
     if facts["own"]:
-        return "routing by a function of the model's own: no form"
+        return CUSTOM
     if method is None:
         return f"routing by {scoring}, renormalised {facts['renormalise']}: no form"
     return "routing by softmax and a bias: no form" if method == "renormalise" and facts["bias"] else None
@@ -719,18 +716,19 @@ def formless(facts: Mapping[str, Any]) -> str | None:
 def router_call(module: ModelModule, reading: Reading) -> KernelCall | str:
     """Kernel call of the router for a top-k module beside its experts, or why no form fits it."""
     facts = module.facts
-    beside = (module.parent, module.parent_class)
-    mixed = (one for one in reading.modules if one.kind == "experts" and (one.parent, one.parent_class) == beside)
-    experts = next((one.facts["experts"] for one in mixed), None)
+    if facts["own"]:
+        return CUSTOM
+    place = (module.parent, module.parent_class)
+    mixtures = (
+        one for one in reading.modules if one.kind == "experts" and (one.parent, one.parent_class) == place
+    )
+    experts = next((one.facts["experts"] for one in mixtures), None)
     scoring, grouped, method = read_top_k(facts)
-    plain = scoring == "softmax" and not (grouped or facts["own"] or facts["bias"])
-    limited = method == "deepseek_v3" and facts["bias"] and not facts["own"]
+    plain = scoring == "softmax" and not (grouped or facts["bias"])
+    limited = method == "deepseek_v3" and facts["bias"]
     if (plain or limited) and experts is not None:
         groups: Facts = {name: facts[name] or 1 for name in ("groups", "kept_groups") if limited}
         return call_of(module, "router", "top_k", experts=experts, routing=method, **groups)
-    if facts["own"]:
-        return "routing by a function of the model's own: no form"
-    scoring, grouped, _ = read_top_k(facts)
     parts = [f"routing by {scoring}", "renormalised" if facts["renormalise"] else "not renormalised"]
     parts += ["within groups"] * grouped
     parts += ["with a bias"] * bool(facts["bias"])
@@ -769,13 +767,12 @@ def route(
     In mutants `after` changes the chosen scores, `sums` sets whether they are divided by their sum, `first` is the
     rank of the first one chosen, and `worst` chooses the lowest scores.
     """
-    logits = wide["router_logits"]
-    count = width_of(wide.definition)
-    best, experts = score(logits).sort(dim=-1, descending=not worst, stable=True)
-    best, experts = after(best[:, first : first + count]), experts[:, first : first + count]
+    scores, experts = score(wide["router_logits"]).sort(dim=-1, descending=not worst, stable=True)
+    chosen = slice(first, first + width_of(wide.definition))
+    weights = after(scores[:, chosen])
     if renormalised(wide) if sums is None else sums:
-        best = sum_one(best)
-    return {"topk_weights": best, "topk_ids": experts}
+        weights = sum_one(weights)
+    return {"topk_weights": weights, "topk_ids": experts[:, chosen]}
 
 
 def ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -783,15 +780,15 @@ def ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     rows, experts = wanted.shape
     order = draw.uniform(wanted.name, (rows, experts)).argsort(-1).argsort(-1).to(torch.float32)
     step = 2.0 ** -(max(experts - 1, 1).bit_length() - 3)
-    spread = torch.exp2(-(torch.arange(rows, device=order.device) % 3.0))[:, None]  # unlike the next row's
-    made = (order - experts // 2) * spread * (step * float(wanted.params.get("scale", 1.0)))
-    return made.to(wanted.dtype)
+    row_scale = torch.exp2(-(torch.arange(rows, device=order.device) % 3.0))[:, None]  # unlike the next row's
+    logits = (order - experts // 2) * row_scale * (step * float(wanted.params.get("scale", 1.0)))
+    return logits.to(wanted.dtype)
 
 
 def fine_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """`ranks` with up to 255 * 2**-16 added or subtracted, which 16-bit floats do not hold."""
-    apart = draw.integers(f"{wanted.name}.apart", wanted.shape, low=-255, high=256) * 2.0**-16
-    return (ranks(draw, wanted).float() + apart).to(wanted.dtype)
+    fine = draw.integers(f"{wanted.name}.apart", wanted.shape, low=-255, high=256) * 2.0**-16
+    return (ranks(draw, wanted).float() + fine).to(wanted.dtype)
 
 
 def sure_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -819,11 +816,11 @@ def table_of_experts(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def grouped(wide: Wide, *, counted: int = 2, weigh: Weigh | None = None, limited: bool = True) -> Tensors:
     """DeepSeek's choice; in mutants groups count their `counted` best or are not `limited`, or weights differ."""
-    groups, kept = (int(wide.number(name)) if limited else 1 for name in ("n_group", "topk_group"))
-    routing = replace(_routing_alone(wide.definition), groups=groups, top_groups=kept)
-    factor, logits, bias = wide.number("routed_scaling_factor"), wide["scores"], wide["bias"]
-    weighs = NOTHING if weigh is None else {Method.DEEPSEEK: weigh}
-    choice = choose(routing, logits, bias, factor, weigh=weighs, counted=counted)
+    groups, top_groups = (int(wide.number(name)) if limited else 1 for name in ("n_group", "topk_group"))
+    routing = replace(_routing_alone(wide.definition), groups=groups, top_groups=top_groups)
+    weights = NOTHING if weigh is None else {Method.DEEPSEEK: weigh}
+    factor = wide.number("routed_scaling_factor")
+    choice = choose(routing, wide["scores"], wide["bias"], factor, weigh=weights, counted=counted)
     return {"topk_values_out": choice.weights, "topk_indices_out": choice.experts}
 
 
@@ -840,21 +837,21 @@ def _routing_alone(definition: Definition) -> Routing:
 
 def clear_scores(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Normal scores [tokens, experts] with a clear choice."""
-    return clearest(draw, wanted, draw.normal(wanted.name, (TRIALS, *wanted.shape), wanted.dtype, scale=2.0).cpu())
+    trials = draw.normal(wanted.name, (TRIALS, *wanted.shape), wanted.dtype, scale=2.0)
+    return clearest(draw, wanted, trials.cpu())
 
 
 def halves_and_ones(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Scores of 0, some of SURE: sigmoids of 1/2, and of 1 so few that both are chosen."""
-    drawn = (draw.integers(wanted.name, (TRIALS, *wanted.shape), low=0, high=16) == 0) * SURE
-    return clearest(draw, wanted, drawn.to(wanted.dtype).cpu())
+    trials = (draw.integers(wanted.name, (TRIALS, *wanted.shape), low=0, high=16) == 0) * SURE
+    return clearest(draw, wanted, trials.to(wanted.dtype).cpu())
 
 
-def clearest(draw: Draw, wanted: Wanted, drawn: torch.Tensor) -> torch.Tensor:
-    """Of `drawn` [trials, tokens, experts], each token's row with the largest margin of the choice."""
-    routing, [tokens, _] = _routing_alone(wanted.definition), wanted.shape
+def clearest(draw: Draw, wanted: Wanted, trials: torch.Tensor) -> torch.Tensor:
+    """Of scores [trials, tokens, experts], each token's row with the largest margin of the choice."""
     bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
-    margin = (margins(routing, drawn, bias) * DIGITS).round()
-    return drawn[margin.argmax(0), torch.arange(tokens)].to(draw.device)
+    margin = (margins(_routing_alone(wanted.definition), trials, bias) * DIGITS).round()
+    return trials[margin.argmax(0), torch.arange(trials.shape[1])].to(draw.device)
 
 
 def steps_of_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -862,6 +859,16 @@ def steps_of_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     experts = wanted.shape[0]
     order = draw.permutation(wanted.name, experts) - experts // 2
     return (order * 2.0 ** -(experts - 1).bit_length() - lowered(wanted.params)).to(wanted.dtype)
+
+
+def spoiled(name: str, *outputs: str, change: Part) -> Mutant:
+    """A mutant that changes the first of these outputs that a form has."""
+
+    def spoil(_: Wide, correct: Tensors) -> Tensors:
+        output = next(one for one in outputs if one in correct)
+        return {output: change(correct[output])}
+
+    return Mutant(name, outputs=spoil)
 
 
 GROUPS, KEPT_GROUPS = 8, 4
@@ -873,10 +880,7 @@ HASHED = Op(
         hashed,
     ),
     scalars={"num_fused_shared_experts": 0, "routed_scaling_factor": 2.5},
-    draws={
-        "input_ids": below("tid2eid"),
-        "tid2eid": table_of_experts,
-    },
+    draws={"input_ids": below("tid2eid"), "tid2eid": table_of_experts},
     adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     adversarial_inputs=("router_logits",),
     unread=dict.fromkeys(("num_fused_shared_experts", "routed_scaling_factor"), "of shared experts alone"),
@@ -890,14 +894,8 @@ HASHED = Op(
         Mutant("root of the logit", curve=lambda logits: logits.clamp_min(0).sqrt() + 1e-6),
         Mutant("sums not brought to 1", sums=False),
         Mutant("experts of the next token", tokens=lambda ids: ids.roll(1)),
-        Mutant(
-            "weights of the next slot",
-            outputs=lambda _, found: {"topk_weights": found["topk_weights"].roll(1, -1)},
-        ),
-        Mutant(
-            "weights in bfloat16",
-            outputs=lambda _, found: {"topk_weights": found["topk_weights"].bfloat16().float()},
-        ),
+        spoiled("weights of the next slot", "topk_weights", change=lambda weights: weights.roll(1, -1)),
+        spoiled("weights in bfloat16", "topk_weights", change=lambda weights: weights.bfloat16().float()),
     ),
 )
 GROUPED = Op(
@@ -936,10 +934,7 @@ GROUPED = Op(
         Mutant("softmax of the chosen", weigh=WEIGHTS[Method.RENORMALISE]),
         altered("bias dropped", "bias", change=lambda bias: torch.zeros_like(bias)),
         altered("factor dropped", "routed_scaling_factor", change=lambda _: 1.0),
-        Mutant(
-            "weights of the next slot",
-            outputs=lambda _, found: {"topk_values_out": found["topk_values_out"].roll(1, -1)},
-        ),
+        spoiled("weights of the next slot", "topk_values_out", change=lambda weights: weights.roll(1, -1)),
     ),
 )
 # Routers that also return the row of each pair of token and slot: rows of an expert are consecutive, padded to
@@ -959,62 +954,69 @@ def route_plan(
     pair, the token of each row, and per block of rows its expert and where its rows end. Entries of equal
     `@groups` may be exchanged; `@free` ones may have any value.
     """
-    flat = "logits" in wide
-    logits, size = (
-        wide["logits" if flat else "routing_logits"],
-        int(wide.number("block_m" if flat else "tile_tokens_dim")) // block_by,
-    )
-    (_, count), device = logits.shape, logits.device
+    as_list = "logits" in wide  # else as a permutation
+    logits = wide["logits" if as_list else "routing_logits"]
+    size = int(wide.number("block_m" if as_list else "tile_tokens_dim")) // block_by
+    count, device = logits.shape[1], logits.device
     experts = best(chosen(logits), int(wide.number("top_k")))
-    owner = experts.flatten()
-    order, pairs = owner.argsort(stable=True), torch.arange(len(owner), device=device)
-    counts = torch.bincount(owner, minlength=count)
-    blocks, before = -(-counts // size), counts.cumsum(0) - counts
-    starts, total, least = blocks.cumsum(0) - blocks, int(blocks.sum()), min(count, len(pairs))
-    place = torch.empty_like(order).index_put((order,), (starts * size - before)[owner[order]] + pairs)
-    tile = torch.arange(least + (len(pairs) - least) // size, device=device)
-    row = torch.arange(len(tile) * size, device=device)
-    owners = torch.zeros_like(tile)
-    owners[:total] = torch.arange(count, device=device).repeat_interleave(blocks)
-    listed = torch.full_like(row, len(pairs)).index_put((place,), pairs if flat else pairs // experts.shape[1])
-    behind, groups = tile >= total, (row + count).index_put((place,), owner)
-    rows, tiles = torch.full((1,), total * size, device=device), torch.full((1,), total, device=device)
-    found: Tensors = {"topk_weights": weigh(logits.gather(-1, experts), logits), "topk_ids": experts}
-    if not flat:
-        return found | {
-            "total_num_padded_tokens": rows,
-            "expanded_idx_to_permuted_idx": place.view_as(experts),
+    expert_of_pair = experts.flatten()
+    pair = torch.arange(len(expert_of_pair), device=device)
+    # An expert's pairs, in their order, have consecutive rows from the first row of its first block.
+    pairs_of_expert = torch.bincount(expert_of_pair, minlength=count)
+    blocks_of_expert = -(-pairs_of_expert // size)
+    used = int(blocks_of_expert.sum())
+    first_row = (blocks_of_expert.cumsum(0) - blocks_of_expert) * size
+    pairs_before = pairs_of_expert.cumsum(0) - pairs_of_expert
+    order = expert_of_pair.argsort(stable=True)
+    row_of_pair = torch.empty_like(order)
+    row_of_pair[order] = pair + (first_row - pairs_before)[expert_of_pair[order]]
+    block = torch.arange(most_blocks(len(pair), count, size), device=device)
+    expert_of_block = torch.zeros_like(block)
+    expert_of_block[:used] = torch.arange(count, device=device).repeat_interleave(blocks_of_expert)
+    unused, row = block >= used, torch.arange(len(block) * size, device=device)
+    # By row its pair or token, and its expert, by which rows may be exchanged; a number of its own if it has none.
+    listed = torch.full_like(row, len(pair)).index_put(
+        (row_of_pair,), pair if as_list else pair // experts.shape[1]
+    )
+    groups = (row + count).index_put((row_of_pair,), expert_of_pair)
+    outputs: Tensors = {"topk_weights": weigh(logits.gather(-1, experts), logits), "topk_ids": experts}
+    if not as_list:
+        ends = torch.minimum((block + 1) * size, (first_row + pairs_of_expert)[expert_of_block])
+        return outputs | {
+            "total_num_padded_tokens": torch.full((1,), used * size, device=device),
+            "expanded_idx_to_permuted_idx": row_of_pair.view_as(experts),
             "expanded_idx_to_permuted_idx@groups": experts,
             "permuted_idx_to_token_idx": listed,
             "permuted_idx_to_token_idx@groups": groups,
             "permuted_idx_to_token_idx@free": groups >= count,
-            "cta_idx_xy_to_batch_idx": owners,
-            "cta_idx_xy_to_batch_idx@free": behind,
-            "cta_idx_xy_to_mn_limit": torch.minimum((tile + 1) * size, (starts * size + counts)[owners]),
-            "cta_idx_xy_to_mn_limit@free": behind,
-            "num_non_exiting_ctas": tiles,
+            "cta_idx_xy_to_batch_idx": expert_of_block,
+            "cta_idx_xy_to_batch_idx@free": unused,
+            "cta_idx_xy_to_mn_limit": ends,
+            "cta_idx_xy_to_mn_limit@free": unused,
+            "num_non_exiting_ctas": torch.full((1,), used, device=device),
         }
-    for name, length in (
-        ("expert_counts", count),
-        ("expert_offsets", count + 1),
-        ("expert_scatter_offsets", count),
-    ):
-        found |= {name: torch.zeros(length), f"{name}@free": torch.ones(length, dtype=torch.bool)}  # a workspace
-    return found | {
+    workspaces = {"expert_counts": count, "expert_offsets": count + 1, "expert_scatter_offsets": count}
+    for name, length in workspaces.items():
+        outputs |= {name: torch.zeros(length), f"{name}@free": torch.ones(length, dtype=torch.bool)}
+    return outputs | {
         "sorted_token_ids": listed,
         "sorted_token_ids@groups": groups,
-        "sorted_token_ids@free": row >= total * size,
-        "expert_ids": owners,
-        "expert_ids@free": behind,
-        "num_tokens_post_padded": rows,
+        "sorted_token_ids@free": row >= used * size,
+        "expert_ids": expert_of_block,
+        "expert_ids@free": unused,
+        "num_tokens_post_padded": torch.full((1,), used * size, device=device),
     }
 
 
-def capacity(at: Mapping[str, int]) -> int:
+def most_blocks(pairs: int, experts: int, size: int) -> int:
     """Most blocks that the pairs may need: one per expert that has pairs, and as many as the other pairs fill."""
-    pairs = at["n"] * at["k"]
-    least = min(at["e"], pairs)
-    return least + (pairs - least) // size_of_block(at)
+    least = min(experts, pairs)
+    return least + (pairs - least) // size
+
+
+def capacity(at: Mapping[str, int]) -> int:
+    """`most_blocks` by the sizes of axes."""
+    return most_blocks(at["n"] * at["k"], at["e"], size_of_block(at))
 
 
 def size_of_block(at: Mapping[str, int]) -> int:
@@ -1022,14 +1024,11 @@ def size_of_block(at: Mapping[str, int]) -> int:
     return at.get("block_m") or at["tile_tokens_dim"]
 
 
-def spoiled(name: str, *outputs: str, change: Part) -> Mutant:
-    """A mutant that changes the first of these outputs that a form has."""
-
-    def spoil(_: Wide, found: Tensors) -> Tensors:
-        one = next(output for output in outputs if output in found)
-        return {one: change(found[one].flatten()).view_as(found[one])}
-
-    return Mutant(name, outputs=spoil)
+def first_twice(pairs: torch.Tensor) -> torch.Tensor:
+    """A mutant's rows: the first one's entry for the second, too."""
+    changed = pairs.flatten().clone()
+    changed[1:2] = changed[:1]
+    return changed.view_as(pairs)
 
 
 LISTED, FIXED = ("sorted_token_ids", "expanded_idx_to_permuted_idx"), "one way of routing is known, on one rank"
@@ -1086,7 +1085,7 @@ PLANS = Op(
         Mutant("softmax over all", weigh=lambda logits, every: logits.exp() / every.exp().sum(-1, keepdim=True)),
         Mutant("logits as weights", weigh=lambda logits, _: logits),
         Mutant("blocks half as large", block_by=2),
-        spoiled("a pair twice", *LISTED, change=lambda one: torch.cat([one[:1], one[:1], one[2:]])[: len(one)]),
+        spoiled("a pair twice", *LISTED, change=first_twice),
         spoiled("places of the next pair", *LISTED, change=lambda one: one.roll(1)),
         spoiled("another expert", "expert_ids", "cta_idx_xy_to_batch_idx", change=lambda one: one + 1),
         spoiled("a block less", "num_tokens_post_padded", "num_non_exiting_ctas", change=lambda one: one - 1),
@@ -1143,7 +1142,8 @@ MOE_ROUTING.called("fused_moe.hash_topk:hash_topk", HASHED.forms[0].names, rows=
 @MOE_ROUTING.truth("flashinfer", "fused_topk_deepseek", FUSED_TOPK, serves=GROUPED.forms[0].names, sm=SM89)
 def _flashinfer_grouped(api: Api, _: Definition, inputs: Given) -> Outputs:
     values, indices = inputs["topk_values"].clone(), inputs["topk_indices"].clone()
-    api[FUSED_TOPK](*list(inputs.values())[:6], values, indices)
+    numbers = (inputs[name] for name in ("n_group", "topk_group", "topk", "routed_scaling_factor"))
+    api[FUSED_TOPK](inputs["scores"], inputs["bias"], *numbers, values, indices)
     return {"topk_values_out": values, "topk_indices_out": indices}
 
 
