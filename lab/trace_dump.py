@@ -124,8 +124,8 @@ alphamoe_fp8 sorted_token_ids:int32 expert_ids:int32 num_tokens_post_padded:int3
 sm90_mixed weight:uint8 raw_scale:uint8 scales:uint8
 attention_ts_.*fp16_output q:float16 k_cache:float16 v_cache:float16 paged_kv_cache:float16
 attention_ts_.*multi_q seq_len_q=2
-prims_ts_fp8 hidden_states:float8_e4m3fn
-prims_ts_fp8 gemm1_weights_0:float8_e4m3fn gemm1_weights_1:float8_e4m3fn
+dsv41_.*append slot_mapping:int32 cache:uint8
+prims_ts_fp8 hidden_states:float8_e4m3fn gemm1_weights_0:float8_e4m3fn gemm1_weights_1:float8_e4m3fn
 prims_ts_fp8 gemm2_weights_0:float8_e4m3fn gemm2_weights_1:float8_e4m3fn
 prims_ts_fp4 gemm1_weights_0:uint8 gemm1_weights_1:uint8 gemm2_weights_0:uint8 gemm2_weights_1:uint8
 prims_ts_fp4.*partitioned(_tp|_block|_major|$) hidden_states:uint8 hidden_states_scale:float8_e4m3fn

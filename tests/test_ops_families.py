@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -230,6 +231,17 @@ def test_how_channels_are_paired_is_read_from_the_reference(pairing: str, lines:
     else:
         with pytest.raises(Unsupported):
             ROPE.check(silent)
+
+
+def test_pages_of_other_dtypes_or_widths_than_a_kernel_has_are_refused() -> None:
+    definition = ops.load("quantization", "dsv41_fp4_quantize_append_sparse_mla_cache_2d_hnd")
+    text = json.dumps(definition.as_json())
+    for old, new, reason in (
+        ('"uint8"', '"bfloat16"', "pages are bfloat16, not bytes"),
+        ('"value": 512', '"value": 256', "rows have no 512 values"),
+    ):
+        _, unknown = registry.for_definition(Definition.model_validate(json.loads(text.replace(old, new))))
+        assert unknown == reason
 
 
 def test_what_codes_may_be_in_pages_that_are_written_to_is_known() -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.ops.adapter import SM80, Api, Call, Definition, Given, Outputs, sizes
+from traceproof.ops.adapter import SM80, Api, Call, Definition, Given, Outputs, dim, sizes
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import ANY_CODE, Exact
 from traceproof.ops.formats import (
@@ -432,6 +432,9 @@ def coded(
 # quantization: FlashInfer's quantisers, and pages of DeepSeek's caches
 
 
+LATENT = 512  # values per token in a page
+
+
 @dataclass(frozen=True, slots=True)
 class CodedPages:
     """Cache pages of tokens of 512 values: the bytes of all tokens' codes, then those of their scales."""
@@ -548,8 +551,12 @@ class CodedPages:
 
     def misfit(self, definition: Definition) -> str | None:
         """Why a definition's pages are not of this kind; None if they are."""
-        known = self.token_bytes in definition.const_axes.values()
-        return None if known else f"pages have no tokens of {self.token_bytes} bytes"
+        if self.token_bytes not in definition.const_axes.values():
+            return f"pages have no tokens of {self.token_bytes} bytes"
+        if dim(definition, "latent_kv", -1) != LATENT:
+            return f"rows have no {LATENT} values"
+        dtypes = {spec.dtype for name, spec in definition.outputs.items() if name in {"cache", "cache_out"}}
+        return None if dtypes == {"uint8"} else f"pages are {', '.join(dtypes)}, not bytes"
 
 
 DSV_FP4 = CodedPages(Scheme(E2M1, E4M3, FP4_BLOCK, ((6.0, NEAREST),), least=2.0**-9), 256, 32)
