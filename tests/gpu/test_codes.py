@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_codes_are_those_of_a_cpu(form: Format, rounding: str) -> None:
     numbers = form.decode(torch.arange(form.finite).to(torch.uint8))
     middles = (numbers[1:] + numbers[:-1]) / 2
-    values = torch.cat([numbers, middles, middles * (1 + 2.0**-23), torch.randn(4096).double() * form.largest / 3])
+    values = torch.cat(
+        [numbers, middles, middles * (1 + 2.0**-23), torch.randn(4096).double() * form.value(form.finite - 1) / 3]
+    )
     values = torch.cat([values, -values]).float()
     there = form.encode(values.cuda(), rounding=rounding)
     assert torch.equal(there.cpu(), form.encode(values, rounding=rounding))

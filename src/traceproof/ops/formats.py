@@ -54,23 +54,13 @@ class Format:
 
     @property
     def codes(self) -> int:
-        """How many codes there are without a sign."""
+        """How many codes there are without a sign, and the bit of the sign if there is one."""
         return 1 << (self.exponent + self.mantissa)
-
-    @property
-    def sign(self) -> int:
-        """The bit of the sign; 0: there is none."""
-        return self.codes if self.signed else 0
 
     @property
     def nan(self) -> int | None:
         """The first code of NaN; None: there is none."""
         return self.finite + self.infinite if self.finite < self.codes else None
-
-    @property
-    def largest(self) -> float:
-        """The largest number."""
-        return self.value(self.finite - 1)
 
     def value(self, code: int) -> float:
         """The number of a code without a sign, as if no code were infinity or NaN."""
@@ -104,7 +94,9 @@ class Format:
         overflows = not saturate and self.finite < self.codes
         code = code.clamp(0, self.finite if overflows else self.finite - 1)
         code = torch.where(wide.isnan(), self.finite - 1 if self.nan is None else self.nan, code)
-        return (code + (torch.signbit(wide) & ~wide.isnan()) * self.sign).to(torch.uint8)
+        if self.signed:
+            code += (torch.signbit(wide) & ~wide.isnan()) * self.codes
+        return code.to(torch.uint8)
 
     def round(self, values: torch.Tensor) -> torch.Tensor:
         """Values rounded to numbers of the format, saturating, in the dtype given."""
@@ -116,7 +108,7 @@ class Format:
         magnitude = code & (self.codes - 1)
         if self.nan is not None:
             magnitude = torch.where(magnitude >= self.nan, 1 << 12, magnitude)
-        return torch.where((code & self.sign) > 0, -1 - magnitude, magnitude) if self.signed else magnitude
+        return torch.where((code & self.codes) > 0, -1 - magnitude, magnitude) if self.signed else magnitude
 
 
 E2M1 = Format("e2m1", exponent=2, mantissa=1, bias=1, finite=8)

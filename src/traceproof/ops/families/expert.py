@@ -429,17 +429,15 @@ def experts_sum(
     if idle and experts:
         experts.remove(int(chosen.mode().values))
     products = []
+    per_expert = (UP_SCALE, GATE_SCALE, DOWN_SCALE, *BIASES, *OF_ACTIVATION)
     for expert in reversed(experts) if backwards else experts:
         tokens, slots = torch.nonzero(local == expert, as_tuple=True)
         weight = choice.weights[tokens, slots][:, None]
-        before, after = (weight, torch.ones_like(weight)) if on_input else (torch.ones_like(weight), weight)
-        per_expert = (UP_SCALE, GATE_SCALE, DOWN_SCALE, *BIASES, *OF_ACTIVATION)
         up_scale, gate_scale, down_scale, bias1, bias2, alpha, beta, limit = (
             wide[name][expert] if name in wide else None for name in per_expert
         )
-        rows = round_gemm1(
-            Matrix.of(wide, mixture, GEMM1[0], expert).product(hidden[tokens] * before, backwards=backwards)
-        )
+        x = hidden[tokens] * weight if on_input else hidden[tokens]
+        rows = round_gemm1(Matrix.of(wide, mixture, GEMM1[0], expert).product(x, backwards=backwards))
         rows = rows if bias1 is None else rows + bias1
         up, gate = rows.chunk(2, -1) if mixture.gated else (rows, rows)
         gate_scale = up_scale if gate_scale is None else gate_scale
@@ -449,9 +447,10 @@ def experts_sum(
         gemm2 = Matrix.of(wide, mixture, GEMM2[0], expert)
         y = round_result(gemm2.product(x, backwards=backwards))
         y = y if bias2 is None else y + bias2
-        after = after if down_scale is None else after * down_scale
-        output.index_add_(0, tokens, y * after)
-        products.append((gemm2, tokens, x * after))
+        factor = torch.ones_like(weight) if on_input else weight
+        factor = factor if down_scale is None else factor * down_scale
+        output.index_add_(0, tokens, y * factor)
+        products.append((gemm2, tokens, x * factor))
     name = next(iter(wide.definition.outputs))
     outputs = {name: output + wide["out"] if "out" in wide and add_out else output}
     if wide.dtype == torch.float64:
@@ -701,20 +700,24 @@ UPS: Mapping[Scaling, float] = {
 ADDED_UP = (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)  # values of gemm2's weights, exact in e2m1
 
 
-def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Tokens with one channel that is not 0, so that each gate and up is one weight; whole numbers for gemm2.
+def exact_tokens(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Tokens with one channel that is not 0, so that each gate and up is one weight of `exact_weights`."""
+    form, [tokens, stored] = mixture_of(wanted.definition).tokens, wanted.shape
+    width = stored * (2 if form in FOUR else 1)
+    values = one_hot(draw, replace(wanted, shape=(tokens, width), dtype=torch.float32))
+    return as_codes(values * (1.0 if form else SATURATED), form).to(wanted.dtype)
+
+
+def exact_weights(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Weights for `exact_tokens`: GATES_AND_UPS for gemm1, and numbers of ADDED_UP for gemm2.
 
     What enters gemm2 is 0 or one number times 1, 2 or 4, which the format that a kernel keeps it in holds exactly
     at the scale that the kernel computes. Shared experts return 0, so that a token has one expert's result.
     """
-    mixture, role, name = mixture_of(wanted.definition), role_of(wanted), wanted.name
-    form = mixture.tokens if role == "hidden_states" else mixture.scaling
-    rows, width = wanted.shape[:-1], wanted.shape[-1] * (2 if form in FOUR else 1)
-    if role == "hidden_states":
-        values = one_hot(draw, replace(wanted, shape=(*rows, width), dtype=torch.float32))
-        return as_codes(values * (1.0 if form else SATURATED), form).to(wanted.dtype)
+    mixture, name, (_, *rows, stored) = mixture_of(wanted.definition), wanted.name, wanted.shape
+    form, is_gemm1, parts = mixture.scaling, role_of(wanted) == GEMM1[0], mixture.layout.parts
+    width = stored * (2 if form in FOUR else 1)
     weights = torch.empty(wanted.shape, dtype=wanted.dtype, device=draw.device)
-    is_gemm1, parts = role == GEMM1[0], mixture.layout.parts
     table = torch.tensor(GATES_AND_UPS if is_gemm1 else ADDED_UP, device=draw.device)
     if is_gemm1 and form is Scaling.FP4:
         table *= 1.5
@@ -726,7 +729,7 @@ def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
         factors[ups] = UPS.get(mixture.scaling, 7.0)
     factors = factors.chunk(parts)[int(name.endswith("_1"))]
     for expert in range(len(weights)):
-        places = draw.integers(f"{name}.{expert}", (*rows[1:], width), torch.int32, low=0, high=len(table))
+        places = draw.integers(f"{name}.{expert}", (*rows, width), torch.int32, low=0, high=len(table))
         shared = is_gemm1 and expert >= mixture.routing.local
         weights[expert].copy_(as_codes(table[places] * factors * (not shared), form))
     return weights
@@ -740,7 +743,7 @@ def as_codes(values: torch.Tensor, form: Scaling | None) -> torch.Tensor:
 
 
 def exact_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Scales for `exact_data`: gates become so large that SiLU is exact, and gate * up is whole again."""
+    """Scales for `exact_weights`: gates become so large that SiLU is exact, and gate * up is whole again."""
     mixture, role = mixture_of(wanted.definition), role_of(wanted)
     of_tokens, by_expert = role == "hidden_states_scale", mixture.scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
     scale = SATURATED if of_tokens else WHOLE_AGAIN if role == (UP_SCALE if by_expert else GEMM2[1]) else 1.0
@@ -756,9 +759,10 @@ def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
     too_small = mixture.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 can not hold WHOLE_AGAIN
     if mixture.weight_count >= HEAVY or mixture.routing.method in {Method.UNIFORM, Method.EVEN} or too_small:
         return {}
-    parts = {f"{name}{part}" for name in (*GEMM1, *GEMM2) for part in ("", "_1")}
     return {
-        **{name: exact_scale if "scale" in name else exact_data for name in ("hidden_states", *parts)},
+        "hidden_states": exact_tokens,
+        **dict.fromkeys((f"{name}{part}" for name, _ in (GEMM1, GEMM2) for part in ("", "_1")), exact_weights),
+        **dict.fromkeys((f"{name}{part}" for _, name in (GEMM1, GEMM2) for part in ("", "_1")), exact_scale),
         **dict.fromkeys(("hidden_states_scale", UP_SCALE), exact_scale),
         **dict.fromkeys((GATE_SCALE, DOWN_SCALE), 1.0),
         "gemm1_alpha": 2.0,

@@ -375,9 +375,9 @@ def linear_differs(call: KernelCall, evidence: Evidence) -> str | None:
     """Why a rank's weight is neither transformers' unsplit one nor a share of its rows or columns; else None."""
     n, k, rank_n, rank_k = (call[name] for name in ("full_n", "full_k", "rank_n", "rank_k"))
     tp = evidence.parallel.tp
-    rows = rank_k == k and n // tp <= rank_n <= n  # more than a share where ranks hold copies of KV heads
+    is_row_share = rank_k == k and n // tp <= rank_n <= n  # more than a share where ranks hold copies of KV heads
     shares = {k // tp, k // evidence.parallel.attention}
-    if not rows and (rank_n != n or rank_k not in shares):
+    if not is_row_share and (rank_n != n or rank_k not in shares):
         return f"SGLang's rank has {rank_n} x {rank_k}, which is no share of {n} x {k} by {tp}"
     return evidence.projection(call, n, k)
 
