@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("Snakefile", "config.yaml", "rules", "scripts", "envs", "profiles", "src", "sources.lock", "noxfile.py")
 HIDING = "no clusters"  # folder of modules that stand before Snakemake's plugins of these names
+PROGRAMS = "nox, pydantic, snakemake.cli, typer"  # whose imports take up to a second
 CLUSTERS = ("kubernetes", "slurm", "slurm_jobstep")
 DEFINITIONS = ROOT / "tests" / "dataset" / "definitions"
 
@@ -63,8 +64,11 @@ class Repository:
     executors: bool = False
 
     @classmethod
-    def copy(cls, root: Path, **config: Any) -> Repository:  # noqa: ANN401 - values of config.yaml
-        """Copy what runs to `root` and change keys of its config.yaml; torch runs in this very interpreter."""
+    def copy(cls, root: Path, *, python: str = sys.executable, **config: Any) -> Repository:  # noqa: ANN401 - JSON
+        """Copy what runs to `root` and change keys of its config.yaml; torch runs in this very interpreter.
+
+        `python`: another one, such as `forked.interpreter()`, which need not import torch for every job.
+        """
         for part in PARTS:
             source = ROOT / part
             if source.is_dir():
@@ -76,7 +80,7 @@ class Repository:
             (root / HIDING / f"snakemake_executor_plugin_{name}.py").touch()  # no package, so no plugin
         yaml = YAML(typ="safe")
         raw = yaml.load((root / "config.yaml").read_text())
-        raw["stacks"]["torch"] = {"env": "cpu", "python": sys.executable}
+        raw["stacks"]["torch"] = {"env": "cpu", "python": python}
         raw |= {"known": None, "truths": [], "test_sizes": ["small"]} | config
         with (root / "config.yaml").open("w") as file:
             yaml.dump(raw, file)
@@ -97,10 +101,8 @@ class Repository:
 
     def run(self, *command: str) -> Ran:
         """Run a Python module of the copy."""
-        if command[0] == "snakemake":  # whose import is a second
-            done = forked.run(*command, cwd=self.root, env=self.environment, having="snakemake.cli")
-            return Ran(done.returncode, done.stdout)
-        return Ran.of(sys.executable, "-m", *command, cwd=self.root, env=self.environment)
+        done = forked.run(*command, cwd=self.root, env=self.environment, having=PROGRAMS)
+        return Ran(done.returncode, done.stdout)
 
     def verify(self, *options: str) -> Ran:
         """Run `traceproof verify`."""

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from repository import DEFINITIONS, ROOT, Ran, Repository, changed, own_dataset
 from source_remotes import Upstream
@@ -30,8 +31,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Repos
     root = tmp_path_factory.mktemp("chain") / "Prüf ordner"
     root.mkdir()
     (root / "bekannte Fehler.yaml").write_text("findings: []\n")
-    options = {"results": RESULTS, "known": "bekannte Fehler.yaml", "truths": ["torch", "flashinfer"]}
-    copy = Repository.copy(root, dataset={"path": str(dataset)}, **options)
+    options = {"dataset": {"path": str(dataset)}, "results": RESULTS, "known": "bekannte Fehler.yaml"}
+    copy = Repository.copy(root, python=forked.interpreter(), truths=["torch", "flashinfer"], **options)
     upstream = Upstream(tmp_path_factory.mktemp("upstream") / "fla")
     upstream.commit({"fla/__init__.py": "one"})
     pin = {"url": upstream.url, "commit": upstream.git("rev-parse", "HEAD")}

@@ -29,7 +29,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """What the first command leaves: a dataset, and an environment that has traceproof."""
     root = tmp_path_factory.mktemp("tutorial")
     place = "results/dataset/flashinfer-bench-1"
-    copy = Repository.copy(root, dataset={"path": place}, test_sizes=["small", "medium"])
+    sizes = ["small", "medium"]
+    copy = Repository.copy(root, python=forked.interpreter(), dataset={"path": place}, test_sizes=sizes)
     for folder in (root / ".venv" / "bin", root / place / "definitions" / "rmsnorm"):
         folder.mkdir(parents=True)
     text = (DEFINITIONS / "rmsnorm" / "rmsnorm_h96.json").read_text(encoding="utf-8").replace("96", "4096")

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 from repository import ROOT, Ran, Repository, changed, own_dataset
 
@@ -28,7 +29,8 @@ NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A copy whose cases are planned."""
     dataset = own_dataset(tmp_path_factory.mktemp("dataset"), *NAMES)
-    repository = Repository.copy(tmp_path_factory.mktemp("nox"), dataset={"path": str(dataset)}, truths=["torch"])
+    root, python = tmp_path_factory.mktemp("nox"), forked.interpreter()
+    repository = Repository.copy(root, python=python, dataset={"path": str(dataset)}, truths=["torch"])
     ran = repository.run("snakemake", "--cores", "1", "--", "results/cases/index.json")
     assert ran.code == 0, ran.out
     return repository

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from repository import Ran, Repository, changed, own_dataset
 
@@ -33,7 +34,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A copy that was run once on a dataset of our own."""
     dataset = own_dataset(tmp_path_factory.mktemp("dataset"), NORM, OTHER_NORM, GEMM)
-    copy = Repository.copy(tmp_path_factory.mktemp("repository"), dataset={"path": str(dataset)})
+    root, python = tmp_path_factory.mktemp("repository"), forked.interpreter()
+    copy = Repository.copy(root, python=python, dataset={"path": str(dataset)})
     ran = copy.verify()
     assert ran.code == 0, ran.out
     return copy
