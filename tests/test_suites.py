@@ -15,7 +15,7 @@ from source_remotes import Upstream
 from traceproof.audit import audit
 from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
 from traceproof.cli.sources import dependents
-from traceproof.coverage import SPACE, Axis, Space, as_text, cover, of_suite, read, smallest
+from traceproof.coverage import SPACE, Space, as_text, cover, of_suite, read, smallest
 from traceproof.dependents import Graph, Reached
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint import lint_kernels
@@ -411,7 +411,7 @@ def test_bad_use_is_said(tmp_path: Path) -> None:
         dependents(root=tmp_path, changed=["pkg/gone.py"])
 
 
-LETTERS = (Axis("a", ("1", "2"), "why"), Axis("b", ("x", "y"), "why"), Axis("c", ("p", "q", "r"), "why"))
+LETTERS = {"a": ("1", "2"), "b": ("x", "y"), "c": ("p", "q", "r")}
 TOY = Space(op_type="toy", axes=LETTERS, reachable=lambda given: (given.get("a"), given.get("b")) != ("2", "y"))
 FLA_SUITE = """
 import pytest
@@ -444,9 +444,9 @@ def test_adding_the_smallest_cases_closes_every_gap() -> None:
     closed = cover(TOY, [gap.smallest for gap in found.pair_gaps])
     assert closed.gaps == closed.pair_gaps == ()
     reachable = sum(
-        smallest(TOY, {one.name: x, other.name: y}) is not None
+        smallest(TOY, {one: x, other: y}) is not None
         for one, other in combinations(LETTERS, 2)
-        for x, y in product(one.values, other.values)
+        for x, y in product(LETTERS[one], LETTERS[other])
     )
     assert closed.pairs == (reachable, reachable)
 
@@ -469,7 +469,7 @@ def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
     varlen = read("test_varlen_bwd", {"cu_seqlens": [0, 15, 100], "H": 2, "HV": 4, "D": 64, "use_qk_norm": 1})
     said = {"layout": "variable", "direction": "backward", "length": "part of a chunk", "value_heads": "grouped"}
     assert {name: varlen[name] for name in said} == said
-    assert {axis.name for axis in SPACE.axes} == set(varlen)
+    assert set(SPACE.axes) == set(varlen)
     for expand, dims in ((1, "equal"), (2, "different")):
         whole = read("test_kda", {"T": 128, "D": 64, "expand_v": expand})
         assert [whole["length"], whole["head_dims"]] == ["whole chunks", dims]

@@ -23,20 +23,11 @@ from traceproof.stacks import STACKS
 Chosen = Mapping[str, str]  # axis -> a value: for all axes, or for some
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A dimension of tests, with its values, those of the smallest case first, and why it matters."""
-
-    name: str
-    values: tuple[str, ...]
-    why: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The axes that tests should cover."""
+    """The dimensions of tests that should be covered."""
 
-    axes: tuple[Axis, ...]
+    axes: Mapping[str, tuple[str, ...]]  # values of each, those of the smallest case first
     # whether values of some axes can go together; axes missing in the argument are free
     reachable: Callable[[Chosen], bool]
     op_type: str
@@ -73,7 +64,7 @@ class Coverage:
 
 def cover(space: Space, records: Sequence[Chosen]) -> Coverage:
     """Measure the coverage of a space by tests; values that the space does not declare are listed as unknown."""
-    known = [(axis.name, value) for axis in space.axes for value in axis.values]
+    known = [(name, value) for name, values in space.axes.items() for value in values]
     counts: list[tuple[int, int]] = []
     gaps: list[tuple[Gap, ...]] = []
     for size in (1, 2):
@@ -92,11 +83,11 @@ def smallest(space: Space, chosen: Chosen) -> Chosen | None:
     """The case with the given values and otherwise the smallest ones; None if they can not go together."""
     if not space.reachable(chosen):
         return None
-    rest = next((axis for axis in space.axes if axis.name not in chosen), None)
-    if rest is None:
-        return {axis.name: chosen[axis.name] for axis in space.axes}
-    found = (smallest(space, {**chosen, rest.name: value}) for value in rest.values)
-    return next((case for case in found if case is not None), None)
+    open_axis = next((name for name in space.axes if name not in chosen), None)
+    if open_axis is None:
+        return {name: chosen[name] for name in space.axes}
+    cases = (smallest(space, {**chosen, open_axis: value}) for value in space.axes[open_axis])
+    return next((case for case in cases if case is not None), None)
 
 
 def as_text(found: Coverage, *, gaps: int) -> str:
@@ -184,22 +175,22 @@ def _reachable(chosen: Chosen) -> bool:
 
 SPACE = Space(
     op_type="linear_attention",
-    axes=(
-        Axis("layout", ("dense", "variable"), "sequences packed without padding"),
-        Axis("direction", ("forward", "backward"), "gradients have kernels of their own"),
-        Axis("length", ("whole chunks", "part of a chunk"), "the mask of the last chunk"),
-        Axis("initial_state", ("no", "yes"), "a state that is taken for zero"),
-        Axis("final_state", ("no", "yes"), "a state that is not written"),
-        Axis("gate", ("no", "yes"), "the decay computed inside the kernel"),
-        Axis("beta", ("head", "vector"), "one step size a head, or one an element"),
-        Axis("beta_sigmoid", ("raw", "in kernel"), "a step size that is given, or made of a logit in the kernel"),
-        Axis("safe_gate", ("no", "yes"), "the bounded decay, which has a path of its own"),
-        Axis("qk_norm", ("no", "yes"), "normalisation inside the kernel"),
-        Axis("value_heads", ("equal", "grouped"), "which key head a value head reads"),
-        Axis("head_dims", ("equal", "different"), "D and Dv mixed up"),
-        Axis("verifier", VERIFIERS, "what would notice a wrong answer"),
-        Axis("dtype", ("bfloat16", "float16", "float32"), "the precision that users have"),
-    ),
+    axes={  # each with the mistake that its values show
+        "layout": ("dense", "variable"),  # sequences packed without padding
+        "direction": ("forward", "backward"),  # gradients have kernels of their own
+        "length": ("whole chunks", "part of a chunk"),  # the mask of the last chunk
+        "initial_state": ("no", "yes"),  # a state that is taken for zero
+        "final_state": ("no", "yes"),  # a state that is not written
+        "gate": ("no", "yes"),  # the decay computed inside the kernel
+        "beta": ("head", "vector"),  # one step size a head, or one an element
+        "beta_sigmoid": ("raw", "in kernel"),  # a step size that is given, or made of a logit in the kernel
+        "safe_gate": ("no", "yes"),  # the bounded decay, which has a path of its own
+        "qk_norm": ("no", "yes"),  # normalisation inside the kernel
+        "value_heads": ("equal", "grouped"),  # which key head a value head reads
+        "head_dims": ("equal", "different"),  # D and Dv mixed up
+        "verifier": VERIFIERS,  # what would notice a wrong answer
+        "dtype": ("bfloat16", "float16", "float32"),  # the precision that users have
+    },
     reachable=_reachable,
 )
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import traceproof
+from traceproof import programs
 from traceproof.config import Config
 from traceproof.environments import jit
 from traceproof.environments.building import (
@@ -34,7 +35,6 @@ from traceproof.environments.building import (
     resolve,
 )
 from traceproof.environments.inside import InterpreterFacts
-from traceproof.programs import available_memory
 from traceproof.run.schema import ClosedModel
 from traceproof.sandbox.isolation import ABSENT, CUDA_REFUSES, HOLDS, LAYERS
 from traceproof.stacks import MAIN, PACKAGES, READER, STACK_OF, STACKS, TRUTHS, distribution
@@ -136,20 +136,10 @@ def proves(config: Config, rows: Mapping[str, CheckRow]) -> str:
     return f"{text}; with an NVIDIA GPU {', '.join(rest)} too" if rest else text
 
 
-def ask(command: Sequence[str], *, seconds: float, cwd: Path | None = None, **own: str) -> tuple[str, str]:
-    """(output, problem) of a program, called with more variables `own`; problem is "" if it succeeded."""
+def ask(command: Sequence[str], *, seconds: float, cwd: Path | None = None, **variables: str) -> tuple[str, str]:
+    """(output, problem) of a program, called with more `variables`; problem is "" if it succeeded."""
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            text=True,
-            errors="replace",
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            cwd=cwd,
-            env={**os.environ, **own},
-            timeout=seconds,
-        )
+        done = programs.run(command, environment={**os.environ, **variables}, cwd=cwd, seconds=seconds)
     except subprocess.TimeoutExpired:
         return "", f"no answer within {seconds:g} s"
     except OSError as error:
@@ -200,7 +190,7 @@ def check_memory(look: Look) -> CheckRow:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no limit, or "max"
         total = min(total, int(CGROUP.read_text(encoding="ascii")))
-    limit, free = look.config.limits.memory_gb, min(total, available_memory())
+    limit, free = look.config.limits.memory_gb, min(total, programs.available_memory())
     found = f"{total / GIB:.1f} GiB, {free / GIB:.1f} free; one case may use {limit:g}"
     if total >= limit * GIB:
         return CheckRow(name="memory", found=found)

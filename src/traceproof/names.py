@@ -71,20 +71,14 @@ def fresh_folder(folder: Path, *, within: Path) -> Path:
     return folder
 
 
-def confined(path: Path, *, within: Path) -> Path:
-    """The path, if it is below `within` with symbolic links followed. Raises TraceproofError: it is not."""
-    inside, root = path.resolve(), within.resolve()
-    if inside == root or not inside.is_relative_to(root):
-        raise TraceproofError(f"{path} does not lie in {within}; nothing there is written or deleted")
-    return path
-
-
 def remove_folder(folder: Path, *, within: Path) -> None:
     """Delete a folder that `fresh_folder` made; it may also be absent or empty.
 
     Raises TraceproofError: it is outside of `within`, or this package did not make it.
     """
-    confined(folder, within=within)
+    inside, root = folder.resolve(), within.resolve()
+    if inside == root or not inside.is_relative_to(root):
+        raise TraceproofError(f"{folder} does not lie in {within}; nothing there is written or deleted")
     if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
         folder.rmdir()
     if not folder.exists() and not folder.is_symlink():

@@ -56,7 +56,7 @@ def run(
     """
     given = without_secrets() if environment is None else environment
     own: dict[str, Any] = {"env": given, "cwd": cwd, "timeout": seconds, "stdin": subprocess.DEVNULL}
-    return subprocess.run(command, check=False, text=True, capture_output=True, **own)
+    return subprocess.run(command, check=False, text=True, errors="replace", capture_output=True, **own)
 
 
 def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:
