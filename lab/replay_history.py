@@ -597,7 +597,7 @@ PARSER.add_argument("--json", type=Path, help="write the result as JSON; - is st
 def main(arguments: list[str] | None = None) -> int:
     """Replay, and print the table."""
     options = PARSER.parse_args(arguments)
-    out = Console(file=run.told(options.json))
+    out = Console(file=run.text_stream(options.json))
     try:
         bugs = chosen(options.bug)
         if options.list:

@@ -23,7 +23,7 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.extract.kernels import Use, WantedDefinition, collect
-from traceproof.extract.pipeline import definitions_of, told
+from traceproof.extract.pipeline import definitions_of, unmapped_line
 from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
@@ -130,8 +130,8 @@ def row(
         start,
         kinds=counted,
         described=found.calls,
-        undescribed=tuple(told(item) for item in found.left if not item.disagreed),
-        disagreed=tuple(told(item) for item in found.left if item.disagreed),
+        undescribed=tuple(unmapped_line(item) for item in found.left if not item.disagreed),
+        disagreed=tuple(unmapped_line(item) for item in found.left if item.disagreed),
         seconds=reading.seconds,
         peak_mb=reading.peak_mb,
     )

@@ -198,9 +198,9 @@ def conclude(
             text += f"{absent(summary.stem, families(), sorted(planned))}\n"
         findings = findings or not verdicts["verified"]
     if dry_run:
-        from traceproof.publish.pull_request import told
+        from traceproof.publish.pull_request import dry_run_text
 
-        text += told(dry_run, selection)
+        text += dry_run_text(dry_run, selection)
     sys.stdout.write(text)
     return findings
 

@@ -15,7 +15,7 @@ from repository import own_dataset
 
 from traceproof.dataset import tree as tree_module
 from traceproof.dataset.records import EvaluationStatus, Solution, Trace, Workload
-from traceproof.dataset.tree import DatasetTree, Selected, Workloads, find, is_dataset, read_tree, wanted
+from traceproof.dataset.tree import DatasetTree, Selected, Workloads, find, is_dataset, read_tree, selected_by
 from traceproof.errors import TraceproofError
 
 REFERENCE = "import torch\n\ndef run(x):\n    return x * 2\n"
@@ -164,7 +164,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def select(dataset: Path, *words: str, given: Path | None = None) -> Selected:
-    return wanted([word.replace("{}", str(dataset)) for word in words], lambda: dataset, given)
+    return selected_by([word.replace("{}", str(dataset)) for word in words], lambda: dataset, given)
 
 
 def break_schema(dataset: Path) -> Path:

@@ -15,7 +15,7 @@ from pipeline import Rows, Run, plans, verdicts
 from traceproof.dataset.constraints import System, evaluate, parse
 from traceproof.dataset.definition import ConstAxis, Definition, Dialect, DType
 from traceproof.dataset.dialects import entry_of, read
-from traceproof.dataset.hints import Role, role_of, stated
+from traceproof.dataset.hints import Role, role_of, stated_constraints
 from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.ops import registry
 from traceproof.ops.base import Values
@@ -326,7 +326,7 @@ def test_a_description_that_says_nothing_of_sizes_is_no_error(shape: object, tex
     scales = {"shape": shape, "dtype": "unknown", "description": text}
     axes = {"N": {"type": "var"}, "K_packed": {"type": "var"}}
     inputs = {"b": {"shape": ["N", "K_packed"], "dtype": "unknown"}, "b_scale": scales}
-    assert all(isinstance(one, str) for one, _ in stated(axes, inputs))
+    assert all(isinstance(one, str) for one, _ in stated_constraints(axes, inputs))
 
 
 def test_a_description_s_only_size_and_a_tag_s_text_are_constraints_but_for_what_contradicts_sizes() -> None:

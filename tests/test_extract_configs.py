@@ -20,7 +20,7 @@ from hub_server import READER, TOKENS, HubServer, Repository, serving
 from torch import nn
 from torch.nn import functional
 
-from traceproof.cli.extract import listing, told_listing
+from traceproof.cli.extract import listing, listing_text
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json
 from traceproof.extract.bootstrap import SUPPORTED, base_version, sglang_model, transformers_model
@@ -152,7 +152,7 @@ def test_the_list_tells_which_architectures_have_a_second_reading(tmp_path: Path
         {"name": "Encoder", "transformers_model_type": None},
     ]
     assert {entry["name"] for entry in data["bundled"]} == set(catalogue.entries())
-    text = told_listing(data)
+    text = listing_text(data)
     assert text.index("ALM") < text.index("1 other classes of SGLang 1.2") < text.index("Encoder")
     assert "BLM" not in text
 

@@ -60,7 +60,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
     if unknown := sorted(set(test_sizes or ()) - set(SIZES)):
         raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
-    paths = _paths(repos_config) | run.given(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
+    paths = _paths(repos_config) | run.without_none(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
     root, out = _places(definitions_dir, output_dir)
     order = GenerateOptions(
         root=root,
@@ -75,7 +75,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         python=None if importlib.util.find_spec("torch") else str(run.stack_interpreter(MAIN)),
     )
     result = generate(order, _divergences())
-    run.end(json_file, result.as_json(), _told(result, order), bad=bool(result.problems))
+    run.end(json_file, result.as_json(), _as_text(result, order), bad=bool(result.problems))
 
 
 def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
@@ -154,7 +154,7 @@ def _python() -> str:
     return "PYTHON (one with torch and pytest; `traceproof verify` builds it)"
 
 
-def _told(result: Generated, order: GenerateOptions) -> str:
+def _as_text(result: Generated, order: GenerateOptions) -> str:
     """The result as text: a table by op_type, how to run the tests, and what was flagged or got none."""
     lines = [f"{'op_type':14} {'definitions':>11} {'with tests before':>18} {'after':>6}"]
     rows = [(name, count, result.before[name], result.after[name]) for name, count in sorted(result.total.items())]

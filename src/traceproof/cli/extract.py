@@ -80,7 +80,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     if list_models:
         with telling("asking SGLang"):
             listed = listing(extract_python, sglang_path)
-        run.end(json_file, listed, told_listing(listed))
+        run.end(json_file, listed, listing_text(listed))
         return
     names: list[str | None] = [*(model_name or [])] or [None]
     if len(names) > 1 and (config is not None or hf_repo_id is not None):
@@ -130,7 +130,7 @@ def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
     return {"bundled": bundled, "version": found.version, "architectures": architectures}
 
 
-def told_listing(listed: Mapping[str, Any]) -> str:
+def listing_text(listed: Mapping[str, Any]) -> str:
     """The result of `listing` as text; architectures that transformers can read too come first."""
     text = ""
     for entry in listed["bundled"]:
@@ -179,7 +179,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
             reading = environment.read(read.config, parallel)
         definitions, unmapped, _ = pipeline.definitions_of(reading, read.config, Choice())
         _name_definitions(named, reading, definitions)
-        sys.stderr.write("".join(f"not described: {pipeline.told(item)}\n" for item in unmapped))
+        sys.stderr.write("".join(f"not described: {pipeline.unmapped_line(item)}\n" for item in unmapped))
         readings.append(reading)
     title = bundled.title if bundled is not None else model_name
     about = {"id": model_name, "name": title, "description": f"{title} ({', '.join(read.tags)})."}

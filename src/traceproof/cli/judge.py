@@ -77,7 +77,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 accepted, 1 refused, 2 bad use or input, or it needs a GPU and there is none.
     """
-    given = run.given(tolerance=tolerance, seed=seed)
+    given = run.without_none(tolerance=tolerance, seed=seed)
     replaced = {"dataset": run.dataset_in(dataset), "allow_weak_isolation": allow_weak_isolation or None}
     root, config = run.configured(test_sizes=test_sizes, **replaced, **given)
     if demand:
@@ -98,7 +98,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         whole=whole,
         sign=None if sign is None else partial(_signatures().sign, key=_signatures().private_key(sign)),
     )
-    given = run.given(definition=definition, dataset=dataset, **given)
+    given = run.without_none(definition=definition, dataset=dataset, **given)
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
     repeats += [word for name in demand or () for word in ("--demand", name)]
@@ -248,5 +248,5 @@ def _judged(
             continue
         certificates.append(certificate)
         place = session.place(certificate).with_suffix(".html")
-        run.told(json_file).write(f"{table(certificate)}certificate: {place} and .json\n")
+        run.text_stream(json_file).write(f"{table(certificate)}certificate: {place} and .json\n")
     return certificates

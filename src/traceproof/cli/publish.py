@@ -61,7 +61,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
         checked(item, base, allow_changes=allow_changes)
     for one in listed:
         name, files, size = one["pull_request"], len(one["files"]), sum(int(file["size"]) for file in one["files"])
-        run.told(json_file).write(f"{name}: {files} files, {size} bytes: {folder / name}\n")
+        run.text_stream(json_file).write(f"{name}: {files} files, {size} bytes: {folder / name}\n")
     pushed: list[dict[str, Any]] = []
     if push:
         hub = Hub(repository, endpoint=endpoint, say=_say)

@@ -48,7 +48,7 @@ def repository() -> Path:
 def configured(**changes: Any) -> tuple[Path, Config]:  # noqa: ANN401 - as config.yaml has them
     """(the repository's folder, its configuration); `changes`, unless None, replace keys of the latter."""
     root = repository()
-    return root, config_of(root, given(**changes))
+    return root, config_of(root, without_none(**changes))
 
 
 def configured_dataset() -> Path:
@@ -57,7 +57,7 @@ def configured_dataset() -> Path:
     return root / fetch(config.dataset, root=root / config.results / "dataset")
 
 
-def given(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - as config.yaml has them
+def without_none(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - as config.yaml has them
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
@@ -81,7 +81,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def told(*results: Path | None) -> TextIO:
+def text_stream(*results: Path | None) -> TextIO:
     """The stream for text: stderr if one of the results goes to stdout, else stdout."""
     return sys.stderr if STDOUT in map(str, results) else sys.stdout
 
@@ -92,7 +92,7 @@ def end(target: Path | None, value: Mapping[str, Any], text: str = "", *, bad: b
     Raises typer.Exit: with FINDINGS, if it is `bad`.
     """
     write_result(target, value)
-    told(target).write(text)
+    text_stream(target).write(text)
     if bad:
         raise typer.Exit(FINDINGS)
 

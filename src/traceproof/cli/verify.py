@@ -10,7 +10,7 @@ import typer
 
 from traceproof.cli import options, run
 from traceproof.config import Config, ConfigSelection
-from traceproof.dataset.tree import wanted
+from traceproof.dataset.tree import selected_by
 from traceproof.digests import digest_json
 from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError
@@ -73,7 +73,7 @@ def verify(  # noqa: PLR0913 - the specification's options
         selection: dict[str, Any] = {key: value for key, value in options.items() if value}
         if op_type or definition_name:  # a selection by name replaces that of config.yaml
             selection = {"op_type": [], "definition_name": [], "all": False, **selection}
-        changes = run.given(
+        changes = run.without_none(
             selection=selection or None,
             dataset=run.dataset_in(dataset),
             test_sizes=test_sizes,
@@ -94,7 +94,9 @@ def verify(  # noqa: PLR0913 - the specification's options
     for line in unlike_the_lock(config, root=root).values():
         run.say(f"note: {line}")
     extra = [*(["--forcerun", "verify"] if config.force else []), *(context.obj or [])]
-    code = run.snakemake(root, changes, cores=cores or run.all_cores(), extra=extra, out=run.told(json_file))
+    code = run.snakemake(
+        root, changes, cores=cores or run.all_cores(), extra=extra, out=run.text_stream(json_file)
+    )
     summary = root / config.results / (separate or config.run) / "summary.json"
     result: dict[str, Any] = {"exit_code": code}
     if code in {run.FINE, run.FINDINGS} and summary.is_file():
@@ -110,7 +112,7 @@ def _named(
     if everything or op_types or names:
         twice = f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all"
         raise TraceproofError(twice, todo="Give names, files and folders, or these options, not both.")
-    found = wanted(what, run.configured_dataset, dataset)
+    found = selected_by(what, run.configured_dataset, dataset)
     return list(found.op_types), list(found.definitions), found.root or dataset
 
 

@@ -165,7 +165,7 @@ def constants_of(definition: "Definition") -> Constants:
         return NOTHING
     parts = (definition, *definition.axes.values(), *definition.inputs.values(), *definition.outputs.values())
     used = {axis for rule in rules for axis in rule.axes}
-    return _found(
+    return _constants_of(
         definition.op_type,
         definition.name,
         " ".join(part.description for part in parts if part.description),
@@ -180,7 +180,7 @@ NOTHING = Constants(MappingProxyType({}))
 
 
 @lru_cache(KEPT)
-def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state constants, as cache key
+def _constants_of(  # noqa: PLR0913, PLR0917 - the parts of a definition that state constants, as cache key
     op_type: str,
     name: str,
     text: str,

@@ -204,13 +204,11 @@ class System:
         return tuple(found)
 
     @cached_property
-    def given(self) -> frozenset[str]:
+    def quotients(self) -> frozenset[str]:
         """Axes that an equality gives as quotients of others: `tiles == n // 128`."""
-        found = [(part.difference.left, part.difference.right) for part in self._usable if part.difference]
-        quotients = [
-            left for left, right in found if any(isinstance(one, ast.FloorDiv) for one in ast.walk(right))
-        ]
-        return frozenset(left.id for left in quotients if isinstance(left, ast.Name))
+        sides = [(part.difference.left, part.difference.right) for part in self._usable if part.difference]
+        divided = [left for left, right in sides if any(isinstance(one, ast.FloorDiv) for one in ast.walk(right))]
+        return frozenset(left.id for left in divided if isinstance(left, ast.Name))
 
     def completed(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes, completed by all axes that equalities fix, one after the other.
@@ -250,12 +248,12 @@ class System:
 
     def solve(self, const: Mapping[str, int], near: Mapping[str, int]) -> dict[str, int] | None:
         """Sizes for all axes that satisfy the constraints: `const`, the rest close to `near`; None: none found."""
-        sizes = _found(self, tuple(const.items()), tuple(near.items()))
+        sizes = _solved(self, tuple(const.items()), tuple(near.items()))
         return None if sizes is None else dict(sizes)
 
 
 @lru_cache(maxsize=1024)  # the cases of a definition, and its `init`, ask for the same sizes many times
-def _found(
+def _solved(
     system: System, const: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, int], ...]
 ) -> Mapping[str, int] | None:
     """Sizes of all axes that satisfy the constraints, close to the wanted ones; None: not found in STEPS steps."""
@@ -267,7 +265,7 @@ def _found(
         sizes = system.completed(known)
         if not system.holds(sizes):
             return None
-        free = sorted((name for name in system.axes if name not in sizes), key=system.given.__contains__)
+        free = sorted((name for name in system.axes if name not in sizes), key=system.quotients.__contains__)
         if not free:
             return sizes
         name, size = free[0], near.get(free[0], 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from traceproof.dataset.constraints import System, determined, literal_axis, names
 from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition, Dialect, DType
-from traceproof.dataset.hints import dtype_of, stated
+from traceproof.dataset.hints import dtype_of, stated_constraints
 
 HELD = "_input"  # suffix of `run_of_init`'s output that holds an input
 COLUMNS = "_columns"  # suffix of its output that says that an input's last two axes are exchanged in memory
@@ -122,7 +122,7 @@ def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # 
     entry = entry_of(source)
     if entry is None or entry.name == "run":
         return source
-    inputs, arguments = definition["inputs"], _given(entry, definition, note)
+    inputs, arguments = definition["inputs"], _arguments_for(entry, definition, note)
     # a None is not passed, so that the parameter's default holds
     optional = {name for name, spec in inputs.items() if isinstance(spec, dict) and spec.get("optional")}
     free = {name for name, value in arguments.items() if name not in entry.parameters and value in optional}
@@ -170,7 +170,7 @@ def run_of_init(
     return f"{definition['init'].rstrip()}{HEADER}{text}"
 
 
-def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
+def _arguments_for(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
     """Expressions over the inputs for each of the reference's parameters."""
     inputs = definition["inputs"]
     given = {name: name for name in inputs if name in entry.parameters}
@@ -376,7 +376,7 @@ class Normaliser:
         const = {name: size for name, size in sizes.items() if type(size) is int}
         met = given = [names(text) for text in found]
         impossible = 0
-        for text, why in stated(turned["axes"], turned["inputs"], turned.get("tags")):
+        for text, why in stated_constraints(turned["axes"], turned["inputs"], turned.get("tags")):
             own_names = names(text)
             if any(own_names <= other for other in given):
                 continue

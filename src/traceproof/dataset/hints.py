@@ -89,7 +89,9 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
 )
 
 
-def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: object = ()) -> Iterator[tuple[str, str]]:
+def stated_constraints(
+    axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: object = ()
+) -> Iterator[tuple[str, str]]:
     """Constraints on axes, integers and texts that names, descriptions and tags state: (constraint, source)."""
     for name in axes:
         for pattern, relation in RELATIONS:

@@ -390,7 +390,7 @@ class Selected:
     definitions: tuple[str, ...] = ()
 
 
-def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None = None) -> Selected:
+def selected_by(words: Sequence[str], dataset: Callable[[], Path], given: Path | None = None) -> Selected:
     """Select op_types and definitions of one dataset by the user's words: names, files of definitions, folders.
 
     The dataset's own folder selects all. `dataset` returns the folder in which names are looked up; `given` is

@@ -38,7 +38,7 @@ OTHERS_NICE = 5
 HOPPER = (9, 0)
 
 
-def told(truth: str, definition: Definition, capability: tuple[int, int]) -> list[Module]:
+def modules_for(truth: str, definition: Definition, capability: tuple[int, int]) -> list[Module]:
     """The modules that a ground truth needs for a definition, on a GPU of that compute capability.
 
     [] if that fails, which is reported on stderr.
@@ -60,7 +60,9 @@ def longest(truths: Sequence[str], definitions: Iterable[Definition]) -> float:
 
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else HOPPER
     pairs = [(name, definition) for definition in definitions for name in truths]
-    modules = ((name, module) for name, definition in pairs for module in told(name, definition, capability))
+    modules = (
+        (name, module) for name, definition in pairs for module in modules_for(name, definition, capability)
+    )
     return max((urgency(STACKS[STACK_OF[name]], module)[1] for name, module in modules), default=0.0)
 
 

@@ -202,7 +202,7 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
     return written
 
 
-def told(item: Unmapped) -> str:
+def unmapped_line(item: Unmapped) -> str:
     """A call without a definition in a line: its module, the reason, and the line of SGLang that makes it."""
     source = f" [{item.source}]" if item.source else ""
     return f"{item.path}: {item.why}{source}"
@@ -220,7 +220,7 @@ def to_review(extraction: ExtractionResult) -> list[str]:
     lines += [f"not written: {item.name}: no oracle: {finding.no_oracle}" for item, finding in extraction.refused]
     for label, items in extraction.unmapped.items():
         lines.append(summary(label, extraction.described[label], items))
-        lines += [f"not described: {told(item)}" for item in items]
+        lines += [f"not described: {unmapped_line(item)}" for item in items]
     return lines
 
 

@@ -199,7 +199,7 @@ def dtype_name(tensor: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def held_against(
+def compared_with(
     kind: str, terms: Callable[[Mapping[str, Any], Evidence], Facts], *, counted: bool = True, **also: object
 ) -> Differs:
     """A comparison of a call with transformers' modules of a kind; `terms` turns their facts into the call's.

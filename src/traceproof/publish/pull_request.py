@@ -327,7 +327,7 @@ def _tests(run: Path, definitions: Mapping[str, Definition]) -> str:
     return described(report["rows"], digests, digests)
 
 
-def told(listed: Path, selection: str) -> str:
+def dry_run_text(listed: Path, selection: str) -> str:
     """A dry run's result as text, from its list, with the command that would send it."""
     text = f"Pull requests that a push would open (dry run, in {listed.parent}):\n"
     found = json.loads(listed.read_bytes())

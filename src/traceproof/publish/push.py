@@ -106,7 +106,7 @@ class Hub:
 
         def again(state: RetryCallState) -> None:
             assert state.outcome is not None
-            why = self._told(state.outcome.exception())[:200]
+            why = self._one_line(state.outcome.exception())[:200]
             self._say(f"attempt {state.attempt_number} of {TRIES} failed ({why}); trying again")
 
         stop, retry = stop_after_attempt(TRIES), retry_if_exception(passing)
@@ -122,9 +122,9 @@ class Hub:
             elif passing(error):
                 todo = "Run the same command again later: what was uploaded is not uploaded twice."
             what = f"not published: {self.endpoint} did not take {self.repository}"
-            raise TraceproofError(what, problems=[self._told(error)], todo=todo) from None
+            raise TraceproofError(what, problems=[self._one_line(error)], todo=todo) from None
 
-    def _told(self, error: BaseException | None) -> str:
+    def _one_line(self, error: BaseException | None) -> str:
         """An error in one line, without the token."""
         return " ".join(redacted(f"{type(error).__name__}: {error}".replace(self._token, "***"))[:400].split())
 

@@ -135,7 +135,7 @@ class Engine:
             for entry in entries
             for name in implementations
             if name != REFERENCE and (environment := self.environments.get(environment_of(name))) is not None
-            for module in (jit.told(name, entry.parsed, capability) if environment.on_gpu else ())
+            for module in (jit.modules_for(name, entry.parsed, capability) if environment.on_gpu else ())
         ]
         wanted.sort(key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
         with self._lock:
@@ -156,7 +156,7 @@ class Engine:
     def not_built(self, name: str, definition: Definition) -> str | None:
         """Why a ground truth's kernel modules for a definition were not built, after waiting; None: they were."""
         capability = torch.cuda.get_device_capability() if self.device.type == "cuda" else None
-        modules = jit.told(name, definition, capability) if capability else ()
+        modules = jit.modules_for(name, definition, capability) if capability else ()
         builds = (self._builds.get((environment_of(name), module.label)) for module in modules)
         return next((problem for build in builds if build and (problem := build.result()) is not None), None)
 

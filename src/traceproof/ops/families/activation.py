@@ -9,7 +9,7 @@ from typing import Any
 from traceproof.dataset.constants import Rule
 from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft
 from traceproof.models.reading import KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
@@ -214,7 +214,7 @@ ACTIVATION.extraction = Extraction(
     | dict.fromkeys(UNGATED, ("pointwise", lambda _module, _parent: {})),
     calls={"pointwise": activation_call},
     differs={
-        "activation": held_against(
+        "activation": compared_with(
             "pointwise",
             lambda facts, on: {"kind_of": facts["function"], "hidden": facts["width"] // on.parallel.tp},
         )
@@ -341,7 +341,7 @@ def conv_drafts(call: KernelCall, _: Choice) -> list[Draft]:
 CAUSAL_CONV1D.extraction = Extraction(
     calls={"linear": conv_call},
     differs={
-        "conv": held_against("conv", lambda facts, on: {**facts, "channels": facts["channels"] // on.parallel.tp})
+        "conv": compared_with("conv", lambda facts, on: {**facts, "channels": facts["channels"] // on.parallel.tp})
     },
     drafts={"conv": conv_drafts},
 )

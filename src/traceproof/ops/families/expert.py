@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from traceproof.dataset.constraints import text_of
 from traceproof.lazy import torch
-from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
+from traceproof.models.drafts import Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, scalar
 from traceproof.ops.base import Tensors, Unsupported, Value, Values
@@ -1638,6 +1638,6 @@ def mixture_draft(call: KernelCall) -> Draft | str:
 MOE.extraction = Extraction(
     readers={"FusedMoE": ("experts", _experts), "TopK": ("top_k", routing.facts_of_top_k)},
     calls={"experts": _call},
-    differs={"experts": held_against("experts", _terms, gated=True)},
+    differs={"experts": compared_with("experts", _terms, gated=True)},
     drafts={"experts": lambda call, _: [mixture_draft(call)]},
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
@@ -603,6 +603,6 @@ def _drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
 GDN.extraction = Extraction(
     readers={"RadixLinearAttention": ("linear_attention", _delta_net)},
     calls={"linear_attention": _call},
-    differs={"gdn": lambda call, evidence: held_against("state", _terms, v_dim=call["dim"])(call, evidence)},
+    differs={"gdn": lambda call, evidence: compared_with("state", _terms, v_dim=call["dim"])(call, evidence)},
     drafts={"gdn": _drafts},
 )

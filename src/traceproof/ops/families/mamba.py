@@ -11,7 +11,7 @@ from typing import Any
 from traceproof.dataset.definition import TensorSpec
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
@@ -548,6 +548,6 @@ def mamba_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
 MAMBA_SSU.extraction = Extraction(
     readers={"MambaMixer2": ("mamba", read_mixer)},
     calls={"mamba": lambda module, _: call_of(module, "mamba", *FACTS)},
-    differs={"mamba": held_against("state", mamba_terms)},
+    differs={"mamba": compared_with("state", mamba_terms)},
     drafts={"mamba": mamba_drafts},
 )

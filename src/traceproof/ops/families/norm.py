@@ -10,7 +10,7 @@ from typing import Any
 from traceproof.dataset.constants import Rule, epsilon
 from traceproof.dataset.definition import Definition
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, asked, dim, dtype_of, scalar
 from traceproof.ops.base import Tensors
@@ -463,7 +463,7 @@ RMSNORM.extraction = Extraction(
         for name in names
     },
     calls={"norm": norm_call},
-    differs={"norm": held_against("norm", norm_terms)},
+    differs={"norm": compared_with("norm", norm_terms)},
     drafts={"norm": norm_drafts},
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 from traceproof.dataset.constants import Rule
 from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors
@@ -499,7 +499,7 @@ def rope_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
 
 def rope_differs(call: KernelCall, evidence: Evidence) -> str | None:
     """How transformers' model differs from the call, or None; its head_dim may count only rotated channels."""
-    wrong = held_against("rotary", rope_terms, counted=False)(call, evidence)
+    wrong = compared_with("rotary", rope_terms, counted=False)(call, evidence)
     heads = {module.facts["head_dim"] for module in evidence.of("rotary")}
     heads |= {module.facts["qk_dim"] for module in evidence.of("attention")}
     if wrong is None and call["head_dim"] not in heads:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
-from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
+from traceproof.models.drafts import Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
@@ -1204,6 +1204,6 @@ def router_draft(call: KernelCall) -> Draft:
 
 MOE_ROUTING.extraction = Extraction(
     calls={"top_k": router_call},
-    differs={"router": held_against("experts", router_terms)},
+    differs={"router": compared_with("experts", router_terms)},
     drafts={"router": lambda call, _: [router_draft(call)]},
 )

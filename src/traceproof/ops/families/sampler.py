@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Draft, Extraction, draft, held_against
+from traceproof.models.drafts import Draft, Extraction, compared_with, draft
 from traceproof.models.reading import kernel
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
@@ -915,7 +915,7 @@ def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
 
 SAMPLING.extraction = Extraction(
     once=lambda reading: kernel("sampling", count=1, path="logits_processor", vocab=reading.vocab),
-    differs={"sampling": held_against("embedding", lambda facts, _: {"vocab": facts["vocab"]}, counted=False)},
+    differs={"sampling": compared_with("embedding", lambda facts, _: {"vocab": facts["vocab"]}, counted=False)},
     drafts={
         "sampling": lambda call, _: [
             sampler(filters, call["vocab"]) for filters in (("top_k",), ("top_p",), ("top_k", "top_p"))

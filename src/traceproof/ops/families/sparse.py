@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Extraction, call_of, draft, held_against
+from traceproof.models.drafts import Extraction, call_of, compared_with, draft
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import formats
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, scalar, tensor
@@ -540,7 +540,7 @@ DSA_PAGED.extraction = Extraction(
         )
     },
     calls={"attention": _sparse_call, "indexer": lambda module, _: call_of(module, "dsa_indexer", *module.facts)},
-    differs={"dsa": _sparse_differs, "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts))},
+    differs={"dsa": _sparse_differs, "dsa_indexer": compared_with("indexer", lambda facts, _: dict(facts))},
     drafts={
         "dsa": lambda call, choice: [
             draft(DSA_PAGED.op_type, "dsa_sparse_attention", {**dict(call.facts), "page_size": page_size})
