@@ -657,9 +657,9 @@ class DrawnCase:
             )
         before = self._before
         returned = named_outputs(self.definition, outputs)
-        held = {name: value for name, value in returned.items() if value is not None}
-        tensors = dict(zip(held, plain_tensors(list(held.values())), strict=True))
-        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in held.values())
+        present = {name: value for name, value in returned.items() if value is not None}
+        tensors = dict(zip(present, plain_tensors(list(present.values())), strict=True))
+        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in present.values())
         notes = notes_of(self._op, self.definition, dict(self.inputs), returned, before)
         case = JudgedCase(
             entry=entry,

@@ -63,8 +63,8 @@ def rounded(value: torch.Tensor, name: str, half: int = EVEN) -> torch.Tensor:
         carry = 0xFFF + ((bits >> 13) & 1) if half == EVEN else half
         kept = ((bits + carry) & ~0x1FFF).view(torch.float32).to(value.dtype)
         return torch.where(torch.isfinite(value), kept, value)
-    held = value.clamp(-largest, largest) if name.startswith("float8") else value
-    return held.to(getattr(torch, name)).to(value.dtype)
+    saturated = value.clamp(-largest, largest) if name.startswith("float8") else value
+    return saturated.to(getattr(torch, name)).to(value.dtype)
 
 
 def examine(

@@ -38,8 +38,8 @@ class Far:
     copies: int = 2  # copies of each tensor with the axis that a kernel's call holds, optional inputs apart
     unsigned: bool = False  # whether more than 2**32 elements are needed, as always in a pool
 
-    def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
-        """Size of the axis, a multiple of `own`, at which the largest input has (UNSIGNED_)LEAST elements."""
+    def size(self, definition: Definition, entries: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
+        """Size of the axis, a multiple of `entries`, at which the largest input has (UNSIGNED_)LEAST elements."""
         sizes = {**dict.fromkeys(definition.var_axes, 1), **definition.const_axes, **axes}
         elements_per_entry = [
             math.prod(sizes[axis] for axis in spec.shape or () if axis != self.axis)
@@ -47,7 +47,7 @@ class Far:
             if self.axis in (spec.shape or ())
         ]
         least = UNSIGNED_LEAST if self.slots or self.unsigned else LEAST
-        return own * math.ceil(least / (own * max(elements_per_entry, default=least)))
+        return entries * math.ceil(least / (entries * max(elements_per_entry, default=least)))
 
     def bytes(self, definition: Definition, case: Case) -> int:
         """Bytes that a kernel's call needs in addition to the small case."""
@@ -88,10 +88,10 @@ class Far:
             return value + added
         if dim is None:
             return value
-        size, own = int(case.params[SIZE]), case.axes[self.axis]
+        size, entries = int(case.params[SIZE]), case.axes[self.axis]
         if not self.slots:
-            source = torch.arange(size, device=value.device) % own  # inserted entries repeat the case's own
-            source[places] = torch.arange(own, device=value.device)
+            source = torch.arange(size, device=value.device) % entries  # inserted entries repeat the case's own
+            source[places] = torch.arange(entries, device=value.device)
             return value.index_select(dim, source)
         shape = [size if axis == dim else count for axis, count in enumerate(value.shape)]
         pool = torch.zeros(shape, dtype=value.dtype, device=value.device)
