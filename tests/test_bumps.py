@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from packaging.version import Version
 from pipeline import row as row_of
@@ -263,13 +264,13 @@ def upstream(tmp_path: Path) -> Upstream:
 
 
 def clone_of_traceproof(folder: Path, *stacks: str) -> Path:
-    """A clone as it is laid out, with results of its own, whose stacks are this interpreter's."""
+    """A clone as it is laid out, with results of its own, whose stacks are this interpreter's, forked."""
     folder.mkdir()
     for name in ("src", "scripts", "Snakefile", "envs"):
         (folder / name).symlink_to(ROOT / name)
     config = {
         "dataset": {"path": str(ROOT / "tests" / "dataset")},
-        "stacks": {name: {"python": sys.executable} for name in stacks},
+        "stacks": {name: {"python": forked.interpreter()} for name in stacks},
         "test_sizes": ["small"],
     }
     (folder / "config.yaml").write_text(json.dumps(config))
