@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forked
+
 from traceproof.run.engine import Engine
 from traceproof.run.job import Job
 from traceproof.run.known import Known
@@ -84,8 +86,9 @@ class Run:
         self, planned: OpTypePlan, implementations: Sequence[str], *, code: str = "0", cache: Path | None = None
     ) -> Job:
         """The job of an op_type."""
+        python = sys.executable if {*implementations} == {"reference"} else forked.interpreter()
         settings = EngineSettings(
-            environments={MAIN: Environment(name=MAIN, python=sys.executable, record=STACK)},
+            environments={MAIN: Environment(name=MAIN, python=python, record=STACK)},
             limits=self.limits,
             dataset=self.dataset,
             conceal=[self.out, self.dataset],

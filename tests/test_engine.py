@@ -7,9 +7,11 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from definitions import GOOD, HIDDEN, rmsnorm, write, write_files, write_workloads
@@ -44,7 +46,12 @@ pytestmark = pytest.mark.slow
 LIMITS, BUILD = Limits(seconds=300.0, memory_bytes=2 << 30), 900.0
 PASSED = {("pass", None)}
 TRUTH = STACKS[TAGGED].truths[0].name
-HERE = Environment(name=MAIN, python=sys.executable, record=STACK)
+
+
+@cache
+def here() -> Environment:
+    """An environment whose workers are forked, which have PyTorch imported."""
+    return Environment(name=MAIN, python=forked.interpreter(), record=STACK)
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def planned(dataset: Path, out: Path, **selected: Any) -> dict[str, PlannedDefin
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS)) as made:
+    with engine_of(EngineSettings(environments={MAIN: here()}, limits=LIMITS)) as made:
         yield made
 
 
@@ -118,8 +125,8 @@ def test_a_broken_package_is_an_error_and_an_absent_one_a_skip(
             "sglang/srt/layers/layernorm.py": "import undeclared\n",
         }
         write_files(packages, files)
-    other = Environment(name="sglang", python=sys.executable, record=STACK, path=(str(packages),))
-    with engine_of(EngineSettings(environments={MAIN: HERE, "sglang": other}, limits=LIMITS)) as made:
+    other = Environment(name="sglang", python=forked.interpreter(), record=STACK, path=(str(packages),))
+    with engine_of(EngineSettings(environments={MAIN: here(), "sglang": other}, limits=LIMITS)) as made:
         rows = made.rows(planned(dataset, tmp_path / "cases")["alpha"], ("sglang_native",))
     expected = ("error", "exception") if installed else ("skip", "package_absent")
     assert {(row.verdict, row.reason) for row in rows} == {expected}
@@ -189,7 +196,7 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
     monkeypatch.setattr(Engine, "not_built", lambda *_: None)
     entry = planned(dataset, tmp_path / "cases")["alpha"]
     monkeypatch.setattr(engines, "ORACLE_HOST_BYTES", 0)
-    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS)) as engine:
+    with engine_of(EngineSettings(environments={MAIN: here()}, limits=LIMITS)) as engine:
         run = DefinitionRun(engine, entry, ["torch"])
         engine.device = torch.device("cuda")
         rows = run.rows()
