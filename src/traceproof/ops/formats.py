@@ -13,13 +13,10 @@ e4m3 scales one float32 number may scale a whole tensor. Shared by the ops and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 from traceproof.lazy import torch
-
-Rounding = Callable[["torch.Tensor"], "torch.Tensor"]
 
 FP8_MAX = 448.0
 FP8_BITS_RMS = 107.24  # RMS of fp8 values whose bit patterns are uniform, as `Draw.bits` makes them
@@ -185,11 +182,6 @@ def scale_blocks(rows: torch.Tensor, scales: torch.Tensor, *, height: int, width
     """
     blocks = rows.view(scales.shape[0], height, scales.shape[1], width)
     return (blocks * scales.to(rows.dtype)[:, None, :, None]).view(rows.shape)
-
-
-def exact(values: torch.Tensor) -> torch.Tensor:
-    """Return the values unchanged: no rounding."""
-    return values
 
 
 def to_bf16(values: torch.Tensor) -> torch.Tensor:

@@ -695,11 +695,8 @@ def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FB
         **SHARED | {"scalars": {"rowwise": rows, "colwise": columns}, "draws": {}},
         unread=dict.fromkeys(("rowwise", "colwise"), "the outputs' shapes say it"),
         sizes={"m": lambda at: -(-at["m"] // 128) * 128, "s": lambda at: at["m"] * at["o"] // MX_BLOCK},
-        gates={
-            f"{side}_{name}": GATES[form]
-            for side in ("row", "col")
-            for name, form in (("output", E4M3), ("scales", E8M0))
-        },
+        gates=dict.fromkeys(("row_output", "col_output"), GATES[E4M3])
+        | dict.fromkeys(("row_scales", "col_scales"), GATES[E8M0]),
         **facts,
     )
 

@@ -19,8 +19,8 @@ from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, coded
 from traceproof.ops.families.layout import levels, merged
 from traceproof.ops.families.norm import NEXT, gated_residual_next, rms_norm
-from traceproof.ops.formats import FP4_BLOCK, exact, to_bf16
-from traceproof.ops.formula import Form, Mutant, Part, Wide, altered
+from traceproof.ops.formats import FP4_BLOCK, to_bf16
+from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
 from traceproof.ops.op import FAR, Op
 
 # comm
@@ -46,7 +46,7 @@ def scattered(wide: Wide, *, more: int = 0, part: int = 0) -> Tensors:
     Mutants sum over `more` ranks, or return another `part`.
     """
     ranks = wide.definition.const_axes["world_size"]
-    rounding = exact if wide.dtype is torch.float64 else to_bf16
+    rounding = same if wide.dtype is torch.float64 else to_bf16
     rows = wide["inp"].chunk(ranks)[part]
     total = rows
     for _ in range(ranks - 1 + more):

@@ -17,7 +17,7 @@ from traceproof.ops.attention_inputs import starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
-from traceproof.ops.formats import exact, to_bf16
+from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import FAST_STATE, OF_RULES, plain_softplus, sigmoid, softplus
 from traceproof.ops.lossless import SURE, Exactly, full, one_hot, whole
@@ -83,7 +83,7 @@ def delta(
     decay = decay if updates > 1 or "num_householder" in wide.definition.axes else torch.exp(decay)
     scale = wide.number("scale", 0.0) or q.shape[-1] ** -0.5
     long = not batched or wide["q"].shape[1] > 1
-    rounding = to_bf16 if wide.dtype is not torch.float64 and long else exact
+    rounding = to_bf16 if wide.dtype is not torch.float64 and long else same
     given = wide.maybe("initial_state")
     if given is None:
         given = torch.zeros((len(lengths), heads, v.shape[-1], k.shape[-1]), dtype=wide.dtype, device=q.device)
@@ -262,7 +262,7 @@ def convolved(
     wide: Wide, rows: torch.Tensor, *, newest: int = -1, active: Part = silu
 ) -> tuple[torch.Tensor, ...]:
     """Causal convolution per channel, after the histories `rows` [b, m, s]: (outputs [b, m], new histories)."""
-    rounding, taps = to_bf16 if wide.dtype is not torch.float64 else exact, wide.maybe("conv_weight")
+    rounding, taps = to_bf16 if wide.dtype is not torch.float64 else same, wide.maybe("conv_weight")
     if taps is None:  # only `weight` [parts, taps, channels] is given
         taps = wide["weight"].transpose(1, 2).flatten(0, 1)
     window = torch.cat([rows, wide["mixed_qkv" if "mixed_qkv" in wide else "x"][..., None]], -1)

@@ -43,8 +43,6 @@ from traceproof.ops.formats import (
     FP4_VALUES,
     FP8_BITS_RMS,
     MX_BLOCK,
-    Rounding,
-    exact,
     pack,
     scale_blocks,
     swizzled_size,
@@ -144,7 +142,6 @@ CODES: Mapping[Scaling, Codes] = {
     Scaling.MXINT4: Codes(lambda packed: (unpack(packed).to(torch.int8) ^ 8) - 8, same, MX_BLOCK, 4.64),  # -8 to 7
 }
 FOUR = (Scaling.NVFP4, Scaling.MXFP4, Scaling.MXINT4)  # two codes to a byte
-SHUFFLED = (Scaling.FP8_TENSOR, Scaling.NVFP4)  # their rows are shuffled for SWIGLU_STEP
 # Format of activations by their dtype, and by whether the weights' scales are e8m0.
 TOKENS: Mapping[tuple[str, bool], Scaling] = {
     ("float8_e4m3fn", False): Scaling.FP8_BLOCK,
@@ -246,7 +243,8 @@ def mixture_of(definition: Definition) -> Mixture:
     if activation not in ACTIVATIONS:
         raise Unsupported(f"activation {activation} is none of {sorted(ACTIVATIONS)}")
     layout = next((one for names, one in LAYOUTS if set(names) <= definition.inputs.keys()), Layout())
-    if activation == SWIGLU_STEP and (scaling in SHUFFLED or len(weight.shape or ()) == 4):
+    shuffled = scaling in {Scaling.FP8_TENSOR, Scaling.NVFP4} or len(weight.shape or ()) == 4
+    if activation == SWIGLU_STEP and shuffled:
         layout = Layout(shuffled=True, tiled=True)
     rows = const.get((weight.shape or ())[-2], 2 * INTERMEDIATE // layout.parts) * layout.parts
     hidden = const.get((next(iter(definition.outputs.values())).shape or ())[-1], -1)
@@ -385,8 +383,7 @@ def swiglu_step(gate: torch.Tensor, up: torch.Tensor, numbers: ActivationNumbers
 
 
 # gate, up -> what gemm2 takes
-Activation = Callable[["torch.Tensor", "torch.Tensor", ActivationNumbers], "torch.Tensor"]
-ACTIVATIONS: Mapping[int, Activation] = {
+ACTIVATIONS: Mapping[int, Callable[[torch.Tensor, torch.Tensor, ActivationNumbers], torch.Tensor]] = {
     SWIGLU: swiglu,
     GEGLU: lambda gate, up, _: torch.nn.functional.gelu(gate) * up,
     RELU2: lambda gate, _, __: gate.relu() ** 2,
@@ -399,10 +396,10 @@ TAKEN = {SWIGLU: OF_ACTIVATION, SWIGLU_STEP: OF_ACTIVATION[2:]}  # inputs [local
 def experts_sum(
     wide: Wide,
     *,
-    round_tokens: Rounding = exact,
-    round_gemm1: Rounding = exact,
-    round_activated: Rounding = exact,
-    round_result: Rounding = exact,
+    round_tokens: Part = same,
+    round_gemm1: Part = same,
+    round_activated: Part = same,
+    round_result: Part = same,
     backwards: bool = False,
     curve: Part = silu,
     activation: int | None = None,
@@ -1148,8 +1145,7 @@ MOE = Experts(
 
 # FlashInfer's TensorRT-LLM mixtures: kernels of SM 10.x, fetched as binaries.
 
-METHODS = (Method.DEFAULT, Method.RENORMALISE, Method.DEEPSEEK, Method.LLAMA4)
-ROUTING_METHOD_TYPE = {**{method: at for at, method in enumerate(METHODS)}, Method.EVEN: 5}
+NUMBERED = {Method.DEFAULT: 0, Method.RENORMALISE: 1, Method.DEEPSEEK: 2, Method.LLAMA4: 3, Method.EVEN: 5}
 ROUTER = "routing_logits hidden_states gemm1_weights gemm2_weights [routing_bias]"
 PER_BLOCK = f"{ROUTER} hidden_states_scale {GEMM1[1]} {GEMM2[1]} [local_expert_offset] [routed_scaling_factor]"
 PER_TENSOR = f"{ROUTER} {UP_SCALE} {GATE_SCALE} {DOWN_SCALE}"
@@ -1166,7 +1162,7 @@ def sizes_of(mixture: Mixture) -> dict[str, Any]:
         "topk_group": chosen.top_groups if grouped else None,
         "intermediate_size": mixture.intermediate,
         "local_num_experts": chosen.local,
-        "routing_method_type": ROUTING_METHOD_TYPE[chosen.method],
+        "routing_method_type": NUMBERED[chosen.method],
     }
 
 

@@ -20,7 +20,7 @@ from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.families.delta import Sequences, committed, fused, is_mtp, is_prefill, normed, stepped
 from traceproof.ops.far import Far
-from traceproof.ops.formats import exact, to_bf16
+from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, has_not, is_on, same
 from traceproof.ops.gates import FAST_STATE, OF_RULES, STATES, plain_softplus, sigmoid, softplus, state_names
 from traceproof.ops.lossless import SURE, one_hot, whole
@@ -67,7 +67,7 @@ def gated_delta(
     float32 baseline rounds state and correction to bfloat16 as they enter a product, but not the state carried on.
     """
     low, prefill = wide.dtype != torch.float64, is_prefill(wide.values)
-    rounding = to_bf16 if low and prefill else exact
+    rounding = to_bf16 if low and prefill else same
     q, k, v = (wide[name].reshape(-1, *wide[name].shape[-2:]) for name in "qkv")
     heads, value_size, key_size, shared = *v.shape[1:], k.shape[-1], v.shape[1] // q.shape[1]
     step = (growth or (plain_softplus if low else softplus))(wide["a"] + wide["dt_bias"])

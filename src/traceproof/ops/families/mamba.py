@@ -19,7 +19,7 @@ from traceproof.ops.base import Tensors, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, UNUSUAL, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Close
 from traceproof.ops.far import Far
-from traceproof.ops.formats import exact, to_bf16
+from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import (
     ANOTHERS,
@@ -222,7 +222,7 @@ def scan(wide: Wide, *, growth: Part | None = None, carried: Part = same) -> Ten
     x, dt = wide["x"], step_size(wide, growth=growth).clamp_min(0)
     rows, tokens, heads, width = x.shape
     b, c = (wide[name].repeat_interleave(heads // wide[name].shape[2], 2) for name in ("B", "C"))
-    rounding = exact if wide.dtype == torch.float64 else to_bf16
+    rounding = same if wide.dtype == torch.float64 else to_bf16
     fade, fed = torch.exp(dt * wide["A"]), rounding(dt[..., None] * x)
     packed_in = wide["seq_idx"].long()[0].tolist() if "seq_idx" in wide else None
     count = rows if packed_in is None else max(packed_in) + 1

@@ -21,7 +21,7 @@ from traceproof.ops.families.blockscaled import (
     silu,
 )
 from traceproof.ops.families.norm import mean_square
-from traceproof.ops.formats import exact, swizzle, swizzled_size, to_bf16
+from traceproof.ops.formats import swizzle, swizzled_size, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
 from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import FAR, Op
@@ -47,7 +47,7 @@ def pre_attention(
     rotated with d + half of the rotated ones. In float32 each stage is rounded to bfloat16. Mutants change the
     factor `shifted`, the scale's `offset` or the angles (`rotated`), or take rows by head, then kind (`mixed`).
     """
-    rounding = exact if wide.dtype is torch.float64 else to_bf16
+    rounding = same if wide.dtype is torch.float64 else to_bf16
     eps, row = wide.number("eps"), wide["adaln_index"].long()
     x = wide["x"]
     normed = rounding(x / torch.sqrt(mean_square(x) + eps) * wide["x_norm_weight"])

@@ -121,7 +121,7 @@ MUTANTS = (
 
 
 SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; every case draws another B
-FLOATS = frozenset({"float32", "float16", "bfloat16"})
+FLOATS = ("bfloat16", "float16", "float32")
 OUTLIER = 300.0  # one column of A; times B's largest value (4.33) it is far from float16's 65,504
 SCALED_N, SCALED_K = 384, 640  # of the scaled-down definition
 BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}  # of B in float64 at a time; 4 MiB fit a CPU's cache
@@ -147,7 +147,7 @@ def roles(definition: Definition) -> Roles:
 def in_floats(definition: Definition) -> str | None:
     """Why there is no product for a definition's dtypes; None if there is one."""
     specs = (*definition.inputs.values(), *definition.outputs.values())
-    other = sorted({spec.dtype.value for spec in specs} - FLOATS)
+    other = sorted({spec.dtype.value for spec in specs} - {*FLOATS})
     return f"dtypes {other} have no matrix product here" if other else None
 
 
@@ -280,7 +280,6 @@ def _pytorch_gemm(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"C": api["linear"](inputs["A"], inputs["B"])}
 
 
-WHOLE = ("bfloat16", "float16", "float32")  # dtypes of weights that are not quantised
 # Texts of `scheme_of` for float8 weights, and the kinds in definitions' names.
 FP8_KINDS = {
     f"float8_e4m3fn by {how}": kind
@@ -306,7 +305,7 @@ def read_linear(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's o
         holders = [parent, *(one for one in parent.children() if hasattr(one, "conv_weights"))]
         facts["activation"] = next((one.activation for one in holders if hasattr(one, "activation")), None)
         facts["bias"] = getattr(module, "bias", None) is not None
-    if dtype not in WHOLE:
+    if dtype not in FLOATS:
         facts["scheme"] = scheme_of(module, dtype)
     if hasattr(module, "total_num_kv_heads"):
         # With more ranks than KV heads each rank holds a copy, and output_size counts the copies.

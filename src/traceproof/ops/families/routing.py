@@ -1075,10 +1075,10 @@ PLANS = Op(
     lossless=lambda _: dict.fromkeys(("logits", "routing_logits"), sure_ranks),
     adversarial={},
     unusual={},
-    gates={
-        name.partition("[")[0]: Exact("whole numbers, and no two experts are equally good")
-        for name in ("topk_ids", *re.findall(r"\w+\[", f"{PLANNED_ROWS} {PERMUTED_ROWS}"))
-    },
+    gates=dict.fromkeys(
+        ("topk_ids", *re.findall(r"(\w+)\[", f"{PLANNED_ROWS} {PERMUTED_ROWS}")),
+        Exact("whole numbers, and no two experts are equally good"),
+    ),
     roundings={"topk_weights": 16.0},
     mutants=(
         Mutant("the worst experts", chosen=lambda logits: -logits),
