@@ -7,7 +7,7 @@ import re
 import shutil
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -340,12 +340,12 @@ def test_a_workload_line_is_written_as_it_was_read() -> None:
 def test_correctness_and_performance_are_there_exactly_where_the_status_has_them() -> None:
     with_both = {"PASSED": (True, True), "INCORRECT_NUMERICAL": (True, False)}
     each = (False, True)
-    for status, has_correctness, has_performance in product(EvaluationStatus, each, each):
+    for status, has_correctness, has_performance in product(get_args(EvaluationStatus), each, each):
         figures = {
             "correctness": EVALUATION["correctness"] if has_correctness else None,
             "performance": EVALUATION["performance"] if has_performance else None,
         }
-        line = trace(solution="s", evaluation=EVALUATION | {"status": status.value} | figures)
+        line = trace(solution="s", evaluation=EVALUATION | {"status": status} | figures)
         if (has_correctness, has_performance) == with_both.get(status, (False, False)):
             assert written(Trace.model_validate(line).as_json()) == written(line)
         else:

@@ -70,16 +70,16 @@ Error = NonNegative | Literal["NaN", "Infinity"]
 """An error figure; flashinfer-bench writes what JSON can not say as these two words."""
 
 
-class EvaluationStatus(StrEnum):
-    """How an evaluation ended."""
-
-    PASSED = "PASSED"
-    INCORRECT_SHAPE = "INCORRECT_SHAPE"
-    INCORRECT_NUMERICAL = "INCORRECT_NUMERICAL"
-    INCORRECT_DTYPE = "INCORRECT_DTYPE"
-    RUNTIME_ERROR = "RUNTIME_ERROR"
-    COMPILE_ERROR = "COMPILE_ERROR"
-    TIMEOUT = "TIMEOUT"  # not in trace.md, but flashinfer-bench 0.1.2 writes it
+# How an evaluation ended. TIMEOUT is not in trace.md, but flashinfer-bench 0.1.2 writes it.
+EvaluationStatus = Literal[
+    "PASSED",
+    "INCORRECT_SHAPE",
+    "INCORRECT_NUMERICAL",
+    "INCORRECT_DTYPE",
+    "RUNTIME_ERROR",
+    "COMPILE_ERROR",
+    "TIMEOUT",
+]
 
 
 class Correctness(StrictRecord):
@@ -108,7 +108,7 @@ class EvaluationEnvironment(StrictRecord):
 class Evaluation(StrictRecord):
     """Result of one benchmark; the status decides whether it has correctness and performance."""
 
-    status: Annotated[EvaluationStatus, Field(strict=False)]
+    status: EvaluationStatus
     log: str = ""
     correctness: Correctness | None = None
     performance: Performance | None = None
@@ -118,8 +118,8 @@ class Evaluation(StrictRecord):
     @model_validator(mode="after")
     def _check(self) -> Self:
         needed_by_status = {
-            "correctness": self.status in {EvaluationStatus.PASSED, EvaluationStatus.INCORRECT_NUMERICAL},
-            "performance": self.status is EvaluationStatus.PASSED,
+            "correctness": self.status in {"PASSED", "INCORRECT_NUMERICAL"},
+            "performance": self.status == "PASSED",
         }
         for key, needed in needed_by_status.items():
             if (getattr(self, key) is not None) != needed:
@@ -158,13 +158,6 @@ class Language(StrEnum):
     CUTILE = "cutile"
 
 
-class LanguageBinding(StrEnum):
-    """How compiled code is bound to Python."""
-
-    TVM_FFI = "tvm-ffi"
-    TORCH = "torch"
-
-
 class SourceFile(StrictRecord):
     """One file of the solution; `path` stays inside the folder where the solution is unpacked."""
 
@@ -187,7 +180,7 @@ class Build(StrictRecord):
     entry_point: NonEmpty
     dependencies: Annotated[tuple[NonEmpty, ...], Field(strict=False)] = ()
     destination_passing_style: bool = True
-    binding: Annotated[LanguageBinding | None, Field(strict=False)] = None
+    binding: Literal["tvm-ffi", "torch"] | None = None  # how compiled code is bound to Python
 
     @model_validator(mode="after")
     def _check(self) -> Self:

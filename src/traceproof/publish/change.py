@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.records import BASELINE, EvaluationStatus, Trace
+from traceproof.dataset.records import BASELINE, Trace
 from traceproof.dataset.tree import file_bytes, json_text, strict_json
 from traceproof.files import NotPlainError
 from traceproof.testgen.generate import whose
@@ -148,7 +148,7 @@ def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
         except (ValueError, RecursionError) as error:
             yield f"line {number} does not fit the schema: {' '.join(str(error).split())[:300]}"
             continue
-        if trace.evaluation is None or trace.evaluation.status is not EvaluationStatus.PASSED:
+        if trace.evaluation is None or trace.evaluation.status != "PASSED":
             yield f"line {number} did not pass; only PASSED traces are published"
         elif trace.workload.uuid not in known:
             yield f"line {number}: workload {trace.workload.uuid} is no line of the definition's workloads"

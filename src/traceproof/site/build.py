@@ -21,7 +21,7 @@ from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untype
 from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
 
 from traceproof.errors import TraceproofError
-from traceproof.names import fresh_folder, path_part
+from traceproof.names import MARKER, fresh_folder, path_part
 from traceproof.publish.verified import ModelRow, implementation_verdicts, model_rows
 from traceproof.reasons import Skip, Verdict
 from traceproof.run.report import WORDS, Conclusion, read_summary, sentence, sentences
@@ -105,15 +105,11 @@ class SiteFolder:
 
     folder: Path  # created anew
     sentence: str  # the run's result, which is below every page
-    _count: int = field(default=0, init=False)
-    _bytes: int = field(default=0, init=False)
-    _started: float = field(default_factory=time.monotonic, init=False)
 
     def __post_init__(self) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         fresh_folder(self.folder, within=self.folder.parent)
         shutil.copytree(HERE / "assets", self.folder / "assets")
-        self._bytes = sum(path.stat().st_size for path in (self.folder / "assets").iterdir())
         for name in ("definitions", "op_types", "models"):
             (self.folder / name).mkdir()
 
@@ -135,16 +131,7 @@ class SiteFolder:
         """Write a page; `path` is relative to the folder, at most one folder deep."""
         root = "../" * path.count("/")
         text = self._templates.get_template(f"{template}.html.j2").render(here=path, root=root, **values)
-        data = text.encode("utf-8", "replace")
-        (self.folder / path).write_bytes(data)
-        self._count += 1
-        self._bytes += len(data)
-
-    @property
-    def built(self) -> Built:
-        """What was written so far."""
-        seconds = time.monotonic() - self._started
-        return Built(self.folder, self._count, self._bytes, seconds)
+        (self.folder / path).write_bytes(text.encode("utf-8", "replace"))
 
 
 def highlighted(source: str) -> Markup | str:
@@ -221,7 +208,7 @@ def build(finished: Finished, folder: Path) -> Built:
 
     Raises TraceproofError: files of the run are missing or damaged, or the folder is not ours.
     """
-    summary = finished.summary
+    started, summary = time.monotonic(), finished.summary
     pages, overview = SiteFolder(folder, sentence(summary)), Overview()
     op_types: list[OpType] = []
     findings: list[list[Any]] = []
@@ -253,7 +240,9 @@ def build(finished: Finished, folder: Path) -> Built:
     for name, own, verified in counted:
         own.sort(key=lambda row: (row.op_type, row.definition))
         pages.write(f"models/{path_part(name)}.html", "model", name=name, rows=own, verified=verified)
-    return pages.built
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != MARKER]
+    count, size = sum(path.suffix == ".html" for path in files), sum(path.stat().st_size for path in files)
+    return Built(folder, count, size, time.monotonic() - started)
 
 
 def _views(finished: Finished, op_type: str) -> Iterator[View]:
