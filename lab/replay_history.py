@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -590,7 +591,7 @@ PARSER.add_argument("--out", type=Path, help="folder for releases, verdicts and 
 PARSER.add_argument("--packages", type=Path, help="a folder of wheels; those nearest the fix are taken")
 PARSER.add_argument("--dataset", type=Path, help="a dataset's folder instead of the configured one")
 PARSER.add_argument("--test-sizes", nargs="+", help="small medium large")
-PARSER.add_argument("--jobs", type=int, default=max(1, run.all_cores() // 4), help="op_types at a time")
+PARSER.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="op_types at a time")
 PARSER.add_argument("--json", type=Path, help="write the result as JSON; - is stdout")
 
 

@@ -57,7 +57,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     Exit codes: 0 written, 1 some definitions got no test, 2 bad use or input and nothing written.
     """
     if everything and (op_type or definition_name):
-        raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
+        raise TraceproofError(options.ALL_AND_SOME)
     if unknown := sorted(set(test_sizes or ()) - set(SIZES)):
         raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
     paths = _paths(repos_config) | run.without_none(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})

@@ -65,6 +65,7 @@ TargetDir = Annotated[
 ]
 
 # What to work on.
+ALL_AND_SOME = "--all selects everything: give it, or --op-type and --definition-name, not both"
 OpTypes = Annotated[list[str] | None, typer.Option("--op-type", help="These op_types.")]
 DefinitionNames = Annotated[list[str] | None, typer.Option("--definition-name", help="These definitions.")]
 Everything = Annotated[bool, typer.Option("--all", help="Every definition.")]

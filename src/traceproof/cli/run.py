@@ -67,11 +67,6 @@ def dataset_in(folder: Path | None) -> dict[str, str | None] | None:
     return None if folder is None else {"path": str(folder.expanduser().resolve()), "pypi": None, "git": None}
 
 
-def all_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 # Output of commands.
 
 

@@ -1,6 +1,7 @@
 """`traceproof verify` and `traceproof doctor`: prove definitions right, and report what this machine can prove."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,6 @@ from traceproof.programs import telling
 
 SLUG_LENGTH = 60  # characters of the readable part of a folder's name
 DOCTOR_SECONDS = 60.0
-ALL_AND_SOME = "--all selects everything: give it, or --op-type and --definition-name, not both"
 # Options that do not change the folder of a run's results, with neutral values.
 SAME_RUN = {"force": False, "allow_weak_isolation": False}
 
@@ -68,9 +68,9 @@ def verify(  # noqa: PLR0913 - the specification's options
             )
             everything = not (op_type or definition_name)
         elif everything and (op_type or definition_name):
-            raise TraceproofError(ALL_AND_SOME)  # noqa: TRY301 - it is written as JSON, too
-        options = {"op_type": op_type, "definition_name": definition_name, "case": case, "all": everything}
-        selection: dict[str, Any] = {key: value for key, value in options.items() if value}
+            raise TraceproofError(options.ALL_AND_SOME)  # noqa: TRY301 - it is written as JSON, too
+        keys = {"op_type": op_type, "definition_name": definition_name, "case": case, "all": everything}
+        selection: dict[str, Any] = {key: value for key, value in keys.items() if value}
         if op_type or definition_name:  # a selection by name replaces that of config.yaml
             selection = {"op_type": [], "definition_name": [], "all": False, **selection}
         changes = run.without_none(
@@ -95,7 +95,7 @@ def verify(  # noqa: PLR0913 - the specification's options
         run.say(f"note: {line}")
     extra = [*(["--forcerun", "verify"] if config.force else []), *(context.obj or [])]
     code = run.snakemake(
-        root, changes, cores=cores or run.all_cores(), extra=extra, out=run.text_stream(json_file)
+        root, changes, cores=cores or len(os.sched_getaffinity(0)), extra=extra, out=run.text_stream(json_file)
     )
     summary = root / config.results / (separate or config.run) / "summary.json"
     result: dict[str, Any] = {"exit_code": code}

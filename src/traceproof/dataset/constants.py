@@ -128,11 +128,6 @@ def shown(value: Value) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def ruled() -> tuple[str, ...]:
-    """The op_types that have rules, sorted."""
-    return tuple(sorted(name for name, (_, op) in _registry().declarations().items() if op.rules))
-
-
 def _registry() -> Any:  # noqa: ANN401 - imported late, since ops import this package
     return importlib.import_module("traceproof.ops.registry")
 

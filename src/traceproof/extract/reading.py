@@ -5,10 +5,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traceproof import programs
 from traceproof.errors import TraceproofError
@@ -37,16 +37,13 @@ def parse(answer: Mapping[str, Any]) -> Reading:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What the installed SGLang can read."""
+class Listing(NamedTuple):
+    """What the installed SGLang can read, and transformers' causal language models by `model_type`."""
 
     version: str
     architectures: tuple[str, ...]
-    # by `model_type`: default configs of transformers' causal language models
-    defaults: Mapping[str, Mapping[str, Any]]
-    # by `model_type`: why transformers has no default config
-    without_defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Mapping[str, Any]]  # default configs
+    without_defaults: Mapping[str, str]  # why there is no default config
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from traceproof import programs
 from traceproof.dataset.definition import Definition
@@ -65,11 +65,7 @@ class Divergences:
         return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
 
 
-class Texts(TypedDict):
-    """The text of each definition's test file, or why it has none, by name."""
-
-    texts: dict[str, str]
-    problems: dict[str, str]
+Texts = dict[str, dict[str, str]]  # `texts`: of test files, and `problems`: why there is none; by definition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +220,7 @@ def texts(
     from traceproof.testgen.texts import render
 
     found = read_tree(Path(root)).definitions
-    answer = Texts(texts={}, problems={})
+    answer: Texts = {"texts": {}, "problems": {}}
     for name, lines in divergences.items():
         try:
             text = render(found[name].definition, lines, sizes=sizes, tolerance=tolerance)
