@@ -50,19 +50,16 @@ ACTIVATIONS: Mapping[str, Part] = {SILU: silu, GELU: gelu, TANH: gelu_tanh}
 Mix = Callable[["torch.Tensor", "torch.Tensor", Part], "torch.Tensor"]  # (gate, other half, activation) -> output
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor, act: Part) -> torch.Tensor:
-    """`act(gate) * up`."""
-    return act(gate) * up
-
-
-def activation(wide: Wide, *, mix: Mix = gated, kind: str = "", interleaved: bool = False) -> Tensors:
+def activation(
+    wide: Wide, *, mix: Mix = lambda gate, up, act: act(gate) * up, kind: str = "", interleaved: bool = False
+) -> Tensors:
     """`act(x[:, :d]) * x[:, d:]` for x [n, 2 d]; a constant of the definition says which activation."""
     x = wide["input"]
     gate, up = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, -1)
     return {"output": mix(gate, up, ACTIVATIONS[kind or str(activation_of(wide.definition))])}
 
 
-def halving(definition: Definition) -> str | None:
+def unfit_halves(definition: Definition) -> str | None:
     """The reason why rows have no two halves, or the activation is unknown; None if both are fine."""
     shapes = [spec.shape or ("", "") for spec in (*definition.inputs.values(), *definition.outputs.values())]
     wide, narrow = (definition.const_axes.get(shape[1]) for shape in shapes)
@@ -73,7 +70,7 @@ def halving(definition: Definition) -> str | None:
     return None
 
 
-def gates_moved(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def gates_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw normal rows; `offset` is added to the gates (the first half) alone."""
     scale = float(wanted.params.get("scale", 1.0))
     value = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=scale)
@@ -82,7 +79,7 @@ def gates_moved(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return value
 
 
-def other_than(kind: str) -> Mutant:
+def activation_instead(kind: str) -> Mutant:
     """A mutant with the activation `kind`, for definitions of another one."""
     return Mutant(f"{kind} instead", applies=lambda wide: activation_of(wide.definition) != kind, kind=kind)
 
@@ -118,8 +115,8 @@ ACTIVATION = Op(
             },
         ),
     ),
-    requires=halving,
-    draws={"input": gates_moved},
+    requires=unfit_halves,
+    draws={"input": gates_drawn},
     lossless=lambda _: {"input": exact_halves},
     adversarial={
         "large": {"scale": 8.0},  # gates at which an activation saturates
@@ -129,7 +126,7 @@ ACTIVATION = Op(
     },
     gates={"output": Close()},
     mutants=(
-        *map(other_than, ACTIVATIONS),
+        *map(activation_instead, ACTIVATIONS),
         Mutant("halves interleaved", interleaved=True),
         Mutant("the other half activated", mix=lambda gate, up, act: gate * act(up)),
         Mutant("activation dropped", mix=lambda gate, up, _: gate * up),
@@ -225,7 +222,7 @@ ACTIVATION.extraction = Extraction(
 # causal_conv1d
 
 
-def conv(
+def causal_conv(
     wide: Wide,
     *,
     act: Part = lambda total: total * sigmoid(total),  # the activation
@@ -259,8 +256,8 @@ def without_tap(weight: torch.Tensor, tap: int) -> torch.Tensor:
 
 CAUSAL_CONV1D = Op(
     "causal_conv1d",
-    Form("x[b c l] weight[c w] bias[c]? -> output[b c l]", conv),
-    Form("x[b c] conv_state[b c w] weight[c w] bias[c]? -> output[b c] new_state[b c w]", conv),
+    Form("x[b c l] weight[c w] bias[c]? -> output[b c l]", causal_conv),
+    Form("x[b c] conv_state[b c w] weight[c w] bias[c]? -> output[b c] new_state[b c w]", causal_conv),
     family="convolution",
     sizes={"l": (5, 1, 33, 4, 70)},
     adversarial_inputs=("x", "conv_state"),
@@ -302,8 +299,8 @@ WITH_SILU = True
 def _sglang_step(api: Api, _: Definition, inputs: Given) -> Outputs:
     """The call works in place: x becomes the output. Its state has only the last width - 1 elements."""
     output, state, bias = inputs["x"].clone(), inputs["conv_state"], inputs.get("bias")
-    kept = state[..., 1:].contiguous()
-    api[CONV_UPDATE](output.unsqueeze(-1), kept, inputs["weight"], bias, WITH_SILU, None, None, -1)
+    latest = state[..., 1:].contiguous()
+    api[CONV_UPDATE](output.unsqueeze(-1), latest, inputs["weight"], bias, WITH_SILU, None, None, -1)
     return {"output": output, "new_state": torch.cat([state[..., 1:], inputs["x"].unsqueeze(-1)], -1)}
 
 

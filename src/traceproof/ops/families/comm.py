@@ -17,7 +17,7 @@ from traceproof.ops.compare import Exact
 from traceproof.ops.families import norm
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, coded
-from traceproof.ops.families.layout import levels, merged
+from traceproof.ops.families.layout import logarithms_drawn, merged
 from traceproof.ops.families.norm import NEXT, gated_residual_next, rms_norm
 from traceproof.ops.formats import FP4_BLOCK, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
@@ -26,7 +26,7 @@ from traceproof.ops.op import FAR, Op
 # comm
 
 
-def alone(wide: Wide) -> Tensors:
+def copied(wide: Wide) -> Tensors:
     """Copies of the inputs, which are the result if there is one rank."""
     sources = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
     return {name: wide[source] for name, source in sources.items() if source in wide}
@@ -66,7 +66,7 @@ def between_ranks(*rows: str) -> Callable[[Definition], str | None]:
     return problem
 
 
-def fused(wide: Wide) -> Tensors:
+def add_rms_norm(wide: Wide) -> Tensors:
     """Pattern 1 of a fused all-reduce: `norm(input + residual) * (gamma + bias)`, [n h]."""
     x = wide["input"] + wide["residual_in"]
     gain = wide["rms_gamma"] + wide.number("weight_bias", 0.0)
@@ -99,14 +99,13 @@ WORKSPACE: dict[str, Any] = {
     "draws": {"workspace": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device)},
 }
 OF_COPIES = (
-    altered("rows shifted", "inp", "partial_o", "softmax_stats", change=lambda x: x.roll(1, 0)),
     altered("channels shifted", "inp", "partial_o", "softmax_stats", change=lambda x: x.roll(1, -1)),
     altered("twice", "inp", "partial_o", "softmax_stats", change=lambda x: x * 2),
     altered("half of the channels", "inp", "partial_o", "softmax_stats", change=lambda x: x * (x.roll(1, -1) > 0)),
 )
 COMM = Op(
     "comm",
-    Form("inp[n h] -> output[n h]", alone),
+    Form("inp[n h] -> output[n h]", copied),
     family="comm",
     gates={"output": Exact()},
     mutants=(
@@ -138,7 +137,7 @@ COMM = Op(
             sizes={"n": lambda at: at["m"] * at["world_size"]},
             independent_rows=False,
             mutants=(
-                *OF_COPIES[1:],
+                *OF_COPIES,
                 Mutant("a rank less", more=-1),
                 Mutant("a rank twice", more=1),
                 Mutant("another rank's part", part=1),
@@ -149,7 +148,7 @@ COMM = Op(
             Form(
                 "input[n h] workspace pattern residual_in[n h]? rms_gamma[h]? rms_eps? weight_bias?"
                 " -> output[n h]",
-                fused,
+                add_rms_norm,
             ),
             **WORKSPACE,
         ),
@@ -158,7 +157,7 @@ COMM = Op(
             Form(
                 "partial_o[n c d] softmax_stats[n c s] workspace[c w] cp_rank cp_size"
                 " -> partial_o_out[n c d] softmax_stats_out[n c s]",
-                alone,
+                copied,
             ),
             **WORKSPACE,
             sizes={"c": lambda _: 1, "w": (8,)},
@@ -168,9 +167,10 @@ COMM = Op(
         Op(
             "comm",
             Form(
-                "partial_o[n c d] partial_lse[n c] workspace[w] cp_rank cp_size lse_mode -> output[n d]", reduced
+                "partial_o[n c d] partial_lse[n c] workspace[w] cp_rank cp_size lse_mode -> output[n d]",
+                reduced,
             ),
-            **WORKSPACE | {"draws": WORKSPACE["draws"] | {"partial_lse": levels}},
+            **WORKSPACE | {"draws": WORKSPACE["draws"] | {"partial_lse": logarithms_drawn}},
             sizes={"c": (3, 1, 8, 2), "w": (8,)},
             adversarial={"near": {"spread": 0.05}, "far": {"spread": 60.0}, "high": {"level": 300.0}},
             unusual=FAR,
@@ -182,7 +182,7 @@ COMM = Op(
 # all_gather_gated_residual_next_rmsnorm, all_gather_rmsnorm_fp4_quantize
 
 
-def whole_rows(definition: Definition) -> str | None:
+def partial_rows(definition: Definition) -> str | None:
     """Why this rank has only a part of each row; None if it has whole rows."""
     shapes = [spec.shape or () for spec in definition.inputs.values()]
     share, hidden = shapes[0][-1], next(shape[0] for shape in shapes if len(shape) == 1)
@@ -190,7 +190,7 @@ def whole_rows(definition: Definition) -> str | None:
     return None if sizes[0] == sizes[1] else f"columns of other ranks are no input: {share} and {hidden}"
 
 
-def of_whole_rows(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
+def normed_rows(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The normed rows [n h] and their factor before quantisation, global_scale; all rows count (None)."""
     del act
     gain = wide["weight"] + wide.number("gain_center")
@@ -202,7 +202,7 @@ ALL_GATHER_NEXT = Op(
     Form(f"workspace {NEXT.format('[h]').replace('[n h]', '[n s]', 1)}", gated_residual_next),
     family="comm",
     synonyms={"branch": "branch_shard"},
-    requires=whole_rows,
+    requires=partial_rows,
     scalars={**norm.GATED_RESIDUAL_NEXT.scalars, "workspace": 0},
     unread={"workspace": "a buffer"},
     adversarial=norm.GATED_RESIDUAL_NEXT.adversarial,
@@ -213,11 +213,11 @@ ALL_GATHER_NEXT = Op(
 ALL_GATHER_CODES = coded(
     "all_gather_rmsnorm_fp4_quantize",
     NVFP4,
-    {"shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]": of_whole_rows},
+    {"shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]": normed_rows},
     near=ROUNDED,
     shared={},
     family="comm",
-    requires=whole_rows,
+    requires=partial_rows,
     scalars={"eps": 1e-5, "gain_center": 0.5, "workspace": 0},
     unread={"workspace": "a buffer"},
     sizes={"p": lambda at: at["h"] // 2, "g": lambda at: at["h"] // FP4_BLOCK},

@@ -46,13 +46,13 @@ def places(wide: Wide) -> Places:
     """
     size = page_size(wide)
     if "slot_mapping" in wide:
-        at = wide["slot_mapping"].long()
-        return torch.where(at < 0, at, at // size), at % size
+        slots = wide["slot_mapping"].long()
+        return torch.where(slots < 0, slots, slots // size), slots % size
     positions, starts = wide["positions"].long(), wide["kv_indptr"].long()[wide["batch_indices"].long()]
     return wide["kv_indices"].long()[starts + positions // size], positions % size
 
 
-def exchanged(wide: Wide) -> Places:
+def page_and_row_exchanged(wide: Wide) -> Places:
     """Mutant of `places`: p % size taken for the page's place in the table, p // size for the row."""
     size, positions = page_size(wide), wide["positions"].long()
     most = len(wide["kv_indices"]) - 1
@@ -74,7 +74,7 @@ def append(wide: Wide, *, where: Callable[[Wide], Places] = places, write: Calla
     return outputs
 
 
-def within(wide: Wide, step: int) -> dict[str, torch.Tensor]:
+def in_first_page(wide: Wide, step: int) -> dict[str, torch.Tensor]:
     """A mutant's positions: moved by `step` rows, and always in the first page of the sequence."""
     return {"positions": (wide["positions"].long() + step).clamp_min(0) % page_size(wide)}
 
@@ -129,7 +129,7 @@ def append_coded(
     return outputs
 
 
-def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
+def cache_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
     """Draw normal rows and caches, whole caches' scales, and for caches in narrow formats any code but NaN."""
     if wanted.name in {"k_scale", "v_scale", "ckv_scale", "kpe_scale"}:
         numbers = draw.uniform(wanted.name, wanted.shape or (1,), low=0.005, high=0.02)
@@ -207,7 +207,7 @@ class PageAppend(Op):
             elif name in self.draws or name in self.scalars:
                 values[name] = self.value(definition, name, spec, case, draw)
             else:
-                values[name] = drawn(draw, Wanted(definition, case, name, shapes[name], dtypes[name]))
+                values[name] = cache_drawn(draw, Wanted(definition, case, name, shapes[name], dtypes[name]))
         return values
 
 
@@ -242,7 +242,7 @@ CODED_FACTS: dict[str, Any] = {
         Mutant("times the whole cache's scale", power=1),
         Mutant("rows of the next token", change_rows=lambda rows: rows.roll(1, 0)),
         Mutant("nothing appended", write=False),
-        Mutant("page and row exchanged", applies=has("positions"), where=exchanged),
+        Mutant("page and row exchanged", applies=has("positions"), where=page_and_row_exchanged),
         altered("slots of -1 taken for the last page", "slot_mapping", change=lambda at: at.clamp_min(0)),
     ),
 }
@@ -267,7 +267,7 @@ CODED_SLOTS = Op(
     **CODED_FACTS
     | {
         "sizes": {**PACKED, "t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
-        "draws": {"slot_mapping": slots_drawn, **dict.fromkeys(("k_scale", "v_scale", *IN_CODES), drawn)},
+        "draws": {"slot_mapping": slots_drawn, **dict.fromkeys(("k_scale", "v_scale", *IN_CODES), cache_drawn)},
         "adversarial": {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     },
 )
@@ -275,8 +275,8 @@ CODED_SLOTS = Op(
 PAGE_APPEND = PageAppend(
     "page_append",
     Form(
-        "append_key[t h d] append_value[t h d] batch_indices[t] positions[t] k_cache[p s h d] v_cache[p s h d]"
-        " kv_indices[i] kv_indptr[c] kv_last_page_len[b]? -> k_cache_out[p s h d] v_cache_out[p s h d]",
+        f"append_key[t h d] append_value[t h d] {TABLE} k_cache[p s h d] v_cache[p s h d] {INDEX}"
+        " -> k_cache_out[p s h d] v_cache_out[p s h d]",
         append,
     ),
     Form(
@@ -293,9 +293,9 @@ PAGE_APPEND = PageAppend(
     other_forms=(CODED_PAGES, CODED_SLOTS),
     mutants=(
         altered("pages in their own order", "kv_indices", change=lambda pages: torch.arange(len(pages))),
-        Mutant("one row further", inputs=lambda wide: within(wide, 1)),
+        Mutant("one row further", inputs=lambda wide: in_first_page(wide, 1)),
         altered("always the first sequence", "batch_indices", change=lambda owner: owner * 0),
-        Mutant("always the first page of a sequence", inputs=lambda wide: within(wide, 0)),
+        Mutant("always the first page of a sequence", inputs=lambda wide: in_first_page(wide, 0)),
         Mutant(
             "keys for values", applies=has("append_key"), inputs=lambda wide: {"append_value": wide["append_key"]}
         ),
@@ -303,7 +303,7 @@ PAGE_APPEND = PageAppend(
         altered("tokens in the opposite order", *CACHES.values(), change=lambda new: new.flip(0)),
         Mutant("nothing appended", write=lambda *_: None),
         altered("the rest set to zero", *CACHES, change=lambda cache: torch.zeros_like(cache)),
-        Mutant("page and row exchanged", where=exchanged),
+        Mutant("page and row exchanged", where=page_and_row_exchanged),
     ),
 )
 FLASHINFER_APPEND = "flashinfer.page:append_paged_kv_cache"
@@ -334,9 +334,9 @@ def _flashinfer_append(api: Api, _: Definition, inputs: Given) -> Outputs:
 def _pytorch_append(api: Api, _: Definition, inputs: Given) -> Outputs:
     positions, size = inputs["positions"].long(), inputs["k_cache"].shape[1]
     first = inputs["kv_indptr"].long()[inputs["batch_indices"].long()]
-    at = (inputs["kv_indices"].long()[first + positions // size], positions % size)
-    keys = api[INDEX_PUT](inputs["k_cache"], at, inputs["append_key"])
-    return {"k_cache_out": keys, "v_cache_out": api[INDEX_PUT](inputs["v_cache"], at, inputs["append_value"])}
+    place = (inputs["kv_indices"].long()[first + positions // size], positions % size)
+    keys = api[INDEX_PUT](inputs["k_cache"], place, inputs["append_key"])
+    return {"k_cache_out": keys, "v_cache_out": api[INDEX_PUT](inputs["v_cache"], place, inputs["append_value"])}
 
 
 IN_LATENT = ("ckv_cache", "ckv_sf_cache", "kpe_cache")
@@ -390,12 +390,12 @@ def merged(v: torch.Tensor, s: torch.Tensor) -> States:
     return (v * weights.unsqueeze(-1)).sum(1) / some.unsqueeze(-1), top.squeeze(1) + torch.log2(some)
 
 
-def natural(v: torch.Tensor, s: torch.Tensor) -> States:
+def merged_by_e(v: torch.Tensor, s: torch.Tensor) -> States:
     """Mutant of `merged` that takes the base-2 logarithms for natural ones."""
     return (v * torch.softmax(s, 1).unsqueeze(-1)).sum(1), torch.logsumexp(s, 1)
 
 
-def summed(v: torch.Tensor, s: torch.Tensor) -> States:
+def merged_undivided(v: torch.Tensor, s: torch.Tensor) -> States:
     """Mutant of `merged` that does not divide the values by the sum of the weights."""
     weights = torch.exp2(s - s.amax(1, keepdim=True)).unsqueeze(-1)
     return (v * weights).sum(1), merged(v, s)[1]
@@ -414,24 +414,26 @@ def cascade(wide: Wide, *, merge: Merge = merged, masked: bool = True) -> Tensor
     """The states of each row merged into one; rows where `mask` is False keep `v` and `s`."""
     v, s = merge(*states(wide))
     if masked and "mask" in wide:
-        kept = wide["mask"].bool()
-        v = torch.where(kept[:, None, None], v, wide["v"])
-        s = torch.where(kept[:, None], s, wide["s"])
+        merged_rows = wide["mask"].bool()
+        v = torch.where(merged_rows[:, None, None], v, wide["v"])
+        s = torch.where(merged_rows[:, None], s, wide["s"])
     return {name: v if name[0] == "v" else s for name in wide.definition.outputs}
 
 
-def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def logarithms_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw logarithms of mean 3, deviation 4 (as of parts of a context), or as the case says; -inf: empty."""
     name, params = wanted.name, wanted.params
-    made = draw.normal(name, wanted.shape, wanted.dtype)
-    made = made * float(params.get("spread", 4.0)) + float(params.get("level", 3.0))
+    logs = draw.normal(name, wanted.shape, wanted.dtype)
+    logs = logs * float(params.get("spread", 4.0)) + float(params.get("level", 3.0))
     if "nothing" in params:
-        made[::2] = float("-inf")
-    if "empty" in params and made.numel():
-        first = made[:, 0] if name == "s" and "num_states" in wanted.definition.axes else made
-        if name in {"s", "s_a"} and (first is made or made.shape[1] > 1):  # another state of the row has something
-            first[::2] = float("-inf")
-    return made
+        logs[::2] = float("-inf")
+    if "empty" in params and logs.numel() and name in {"s", "s_a"}:
+        stacked = name == "s" and "num_states" in wanted.definition.axes
+        if not stacked:
+            logs[::2] = float("-inf")
+        elif logs.shape[1] > 1:  # another state of the row has something
+            logs[::2, 0] = float("-inf")
+    return logs
 
 
 MANY_STATES = 3  # dimensions of an `s` that holds several states, [n i t]
@@ -448,12 +450,12 @@ class CascadeMerge(Op):
         each time.
         """
         baselines = super().baseline(definition, inputs)
-        level = list(definition.outputs)[1]
-        exact = self.oracle(definition, inputs)[level]
-        given = [value for name, value in inputs.items() if name[0] == "s" and isinstance(value, torch.Tensor)]
-        largest = max([1.0, *(float(value[value.isfinite()].abs().amax()) for value in given if value.numel())])
-        states = max([2, *(value.shape[1] for value in given if value.dim() == MANY_STATES)])
-        baselines[level] = (exact + max(8, 2 * math.sqrt(states)) * 2.0**-24 * largest).float()
+        merged_s = list(definition.outputs)[1]
+        exact = self.oracle(definition, inputs)[merged_s]
+        logs = [value for name, value in inputs.items() if name[0] == "s" and isinstance(value, torch.Tensor)]
+        largest = max([1.0, *(float(value[value.isfinite()].abs().amax()) for value in logs if value.numel())])
+        states = max([2, *(value.shape[1] for value in logs if value.dim() == MANY_STATES)])
+        baselines[merged_s] = (exact + max(8, 2 * math.sqrt(states)) * 2.0**-24 * largest).float()
         return baselines
 
 
@@ -472,7 +474,7 @@ CASCADE_MERGE = CascadeMerge(
     gates={"s_merged": Close(), "s_out": Close()},
     draws={
         "mask": lambda draw, wanted: draw.integers("mask", wanted.shape, torch.int32, low=0, high=2).bool(),
-        **dict.fromkeys(LEVELS, levels),
+        **dict.fromkeys(LEVELS, logarithms_drawn),
     },
     adversarial={
         "near": {"spread": 0.05},
@@ -483,13 +485,13 @@ CASCADE_MERGE = CascadeMerge(
     # rows of which all states are empty (have seen no key), which not every reference can merge
     extremes={"empty": {"nothing": True}},
     mutants=(
-        Mutant("natural logarithms", merge=natural),
-        Mutant("weights of natural logarithms", merge=lambda v, s: (natural(v, s)[0], merged(v, s)[1])),
+        Mutant("natural logarithms", merge=merged_by_e),
+        Mutant("weights of natural logarithms", merge=lambda v, s: (merged_by_e(v, s)[0], merged(v, s)[1])),
         Mutant(
             "natural logarithm of the sum", merge=lambda v, s: (merged(v, s)[0], merged(v, s)[1] * math.log(2))
         ),
         Mutant("equal weights", merge=lambda v, s: (v.mean(1), merged(v, s)[1])),
-        Mutant("not divided by the weights", merge=summed),
+        Mutant("not divided by the weights", merge=merged_undivided),
         Mutant("the largest logarithm alone", merge=lambda v, s: (merged(v, s)[0], s.amax(1))),
         Mutant("logarithms added", merge=lambda v, s: (merged(v, s)[0], s.sum(1))),
         Mutant("the states' weights exchanged", merge=lambda v, s: (merged(v, s.flip(1))[0], merged(v, s)[1])),

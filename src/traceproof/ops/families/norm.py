@@ -41,23 +41,13 @@ def rms_norm(x: torch.Tensor, eps: float, *, square: Part = mean_square, eps_by:
     return x / torch.sqrt(square(x) + eps * eps_by)
 
 
-def with_square(square: Part) -> Norm:
-    """Return a mutant of `rms_norm` in which `square` replaces the mean square."""
-    return partial(rms_norm, square=square)
-
-
-def with_eps(factor: float) -> Norm:
-    """Return a mutant of `rms_norm` with `factor` times the eps."""
-    return partial(rms_norm, eps_by=factor)
-
-
-OF_EPS = (Mutant("eps x 10", norm=with_eps(10.0)), Mutant("eps x 0.1", norm=with_eps(0.1)))
-OF_SQUARE = (
-    Mutant("mean square of half of the row", norm=with_square(lambda x: mean_square(x[..., : x.shape[-1] // 2]))),
-    Mutant(
-        "mean subtracted, as in a layer norm",
-        norm=with_square(lambda x: mean_square(x - x.mean(-1, keepdim=True))),
-    ),
+OF_EPS = tuple(Mutant(f"eps x {by:g}", norm=partial(rms_norm, eps_by=by)) for by in (10.0, 0.1))
+OF_SQUARE = tuple(
+    Mutant(name, norm=partial(rms_norm, square=square))
+    for name, square in {
+        "mean square of half of the row": lambda x: mean_square(x[..., : x.shape[-1] // 2]),
+        "mean subtracted, as in a layer norm": lambda x: mean_square(x - x.mean(-1, keepdim=True)),
+    }.items()
 )
 
 
@@ -66,7 +56,7 @@ def eps_of(definition: Definition) -> float:
     return definition.constants.number("eps")
 
 
-def exact_norm(definition: Definition, rows: str, **others: Exactly) -> Mapping[str, Exactly]:
+def exact_norm_draws(definition: Definition, rows: str, **others: Exactly) -> Mapping[str, Exactly]:
     """Draws for exact results: `rows` whose root mean square is a power of two; {} if the width % 8 != 0."""
     return {rows: balanced, **others} if (dim(definition, rows, -1) or 1) % len(BALANCED) == 0 else {}
 
@@ -85,7 +75,6 @@ def rmsnorm(
     *,
     norm: Norm = rms_norm,
     weight: Part = same,  # changes the weight
-    residual: bool = True,  # whether it is added
     over: Callable[[torch.Tensor, float], torch.Tensor] = lambda y, scale: y / scale,  # applies the scale for fp8
     act: Part = silu,  # the activation that may follow
 ) -> Tensors:
@@ -95,27 +84,27 @@ def rmsnorm(
     by it for fp8; SiLU follows where a definition says so. Mutants change the keywords.
     """
     x = wide["hidden_states"]
-    if residual and "residual" in wide:
+    if "residual" in wide:
         x = x + wide["residual"]
     y = norm(x, wide.number("eps")) * weight(wide["weight"] + wide.number("weight_offset"))
     if "scale" in wide:
         y = over(y, wide.number("scale")).clamp(-FP8_MAX, FP8_MAX)
-    return {"output": act(y) if activated(wide) else y, "residual_out": x}
+    return {"output": act(y) if applies_silu(wide) else y, "residual_out": x}
 
 
-def activated(wide: Wide) -> bool:
+def applies_silu(wide: Wide) -> bool:
     """Whether the definition applies SiLU after the norm."""
     return wide.definition.constants.get("follows") == "silu"
 
 
-def normed(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
+def norm_to_quantise(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
     """The rows to quantise [n h], 1 / global_scale (or 1), by which decoded codes are multiplied, and None."""
     return rmsnorm(wide)["output"], 1 / wide["global_scale"] if "global_scale" in wide else 1.0, None
 
 
-def normed_codes(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - a quantiser's
+def norm_as_codes(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - a quantiser's
     """The norm as nvfp4 codes `y_fp4` with `block_scale`, and the sum that is written to `residual`."""
-    codes = quantiser(NVFP4, normed, "y_fp4", "block_scale", near=ROUNDED)(wide, **changes)
+    codes = quantiser(NVFP4, norm_to_quantise, "y_fp4", "block_scale", near=ROUNDED)(wide, **changes)
     return codes | {"residual": rmsnorm(wide)["residual_out"]}
 
 
@@ -124,7 +113,7 @@ NORMED_CODES = Op(
     Form(
         "hidden_states[n h] residual[n h]? weight[h] global_scale[o]? eps? block_size?"
         " -> y_fp4[n p] block_scale[n g]",
-        normed_codes,
+        norm_as_codes,
     ),
     synonyms={"hidden_states": "input"},
     scalars={"eps": 1e-5, "block_size": FP4_BLOCK},
@@ -195,7 +184,7 @@ RMSNORM = Op(
     lossless=lambda definition: (
         {}
         if definition.constants.get("follows") == "silu"
-        else exact_norm(definition, next(iter(definition.inputs)), residual=0.0, weight=full(0), scale=1.0)
+        else exact_norm_draws(definition, next(iter(definition.inputs)), residual=0.0, weight=full(0), scale=1.0)
     ),
     exact_on_gpu=power_of_two,
     summed=("hidden_states", "residual"),
@@ -207,11 +196,11 @@ RMSNORM = Op(
         *OF_SQUARE,
         Mutant("weight plus one", weight=lambda weight: weight + 1),
         Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
-        Mutant("residual dropped", applies=has("residual"), residual=False),
+        altered("residual dropped", "residual", change=lambda residual: residual * 0),
         Mutant("scale dropped", applies=has("scale"), over=lambda y, _: y),
         Mutant("times the scale", applies=has("scale"), over=lambda y, scale: y * scale),
-        Mutant("activation dropped", applies=activated, act=same),
-        Mutant("sigmoid alone", applies=activated, act=sigmoid),
+        Mutant("activation dropped", applies=applies_silu, act=same),
+        Mutant("sigmoid alone", applies=applies_silu, act=sigmoid),
     ),
 )
 PLAIN = "hidden_states weight -> output"
@@ -224,7 +213,7 @@ def offset_of(definition: Definition) -> float:
     return definition.constants.number("weight_offset")
 
 
-def stored(offset: float) -> Callable[[Definition], bool]:
+def adds(offset: float) -> Callable[[Definition], bool]:
     """Return a test whether a definition adds `offset` to its stored weight: 0, or 1 in Gemma's norms."""
     return lambda definition: offset_of(definition) == offset
 
@@ -232,8 +221,8 @@ def stored(offset: float) -> Callable[[Definition], bool]:
 in_flashinfer = partial(RMSNORM.truth, "flashinfer", modules=lambda _, __: (Module("gen_norm"),), sm=SM75)
 
 
-@in_flashinfer("norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=stored(0.0))
-@in_flashinfer("norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
+@in_flashinfer("norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=adds(0.0))
+@in_flashinfer("norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=adds(1.0))
 def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     [norm] = api.values()
     return {"output": norm(inputs["hidden_states"], inputs["weight"], eps=eps_of(definition))}
@@ -251,15 +240,15 @@ def hidden_of(definition: Definition) -> int:
     return dim(definition, "hidden_states", -1) or 0
 
 
-def uniform(definition: Definition) -> bool:
+def plain_weight(definition: Definition) -> bool:
     """Whether nothing is added to the stored weight, and all inputs have the same dtype."""
     return offset_of(definition) == 0 and len({spec.dtype for spec in definition.inputs.values()}) == 1
 
 
-def compiled(definition: Definition) -> bool:
+def fits_sglang(definition: Definition) -> bool:
     """Whether SGLang's CUDA kernel accepts the dtype and the width of the rows, by its own checks."""
-    hidden, halves = hidden_of(definition), definition.inputs["weight"].dtype in {"float16", "bfloat16"}
-    if not uniform(definition) or not halves:
+    hidden = hidden_of(definition)
+    if not plain_weight(definition) or definition.inputs["weight"].dtype not in {"float16", "bfloat16"}:
         return False
     if "residual" in definition.inputs:
         return 0 < hidden <= LARGEST_FUSED and hidden % 16 == 0
@@ -267,7 +256,7 @@ def compiled(definition: Definition) -> bool:
     return hidden in {64, 128, 256} or (256 < hidden <= LARGEST and hidden % step == 0)
 
 
-def gen_sglang(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
+def sglang_modules(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
     """SGLang's module for width and dtype; with a residual for a dtype (False: no rounding before the weight)."""
     dtype = str(dtype_of(definition.inputs["hidden_states"]))
     if "residual" in definition.inputs:
@@ -277,7 +266,7 @@ def gen_sglang(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]
 
 IN_MINIMAX = "layernorm.minimax_m3_rmsnorm.gemma"
 in_sglang = partial(RMSNORM.truth, "sglang", sm=SM)
-by_cuda: Any = {"accepts": compiled, "modules": gen_sglang}
+by_cuda: Any = {"accepts": fits_sglang, "modules": sglang_modules}
 
 
 @in_sglang("layernorm.norm.rmsnorm", "rmsnorm", serves=PLAIN, **by_cuda)
@@ -289,8 +278,8 @@ def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": output}
 
 
-@in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=stored(0.0))
-@in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=stored(1.0))
+@in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=adds(0.0))
+@in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=adds(1.0))
 @in_sglang("layernorm.norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, **by_cuda)
 def _fused_add_in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """The call works in place: the first argument becomes the output, the second the sum."""
@@ -300,19 +289,21 @@ def _fused_add_in_place(api: Api, definition: Definition, inputs: Given) -> Outp
     return asked(definition, output=output, residual_out=total)
 
 
-@in_sglang("layernorm.fused_rmsnorm", "triton_rmsnorm", serves=PLAIN, accepts=uniform)
-@in_sglang(f"{IN_MINIMAX}_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
-@in_sglang(f"{IN_MINIMAX}_fused_add_rmsnorm", "triton_gemma_fused_add_rmsnorm", serves=FUSED, accepts=stored(1.0))
+@in_sglang("layernorm.fused_rmsnorm", "triton_rmsnorm", serves=PLAIN, accepts=plain_weight)
+@in_sglang(f"{IN_MINIMAX}_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=adds(1.0))
+@in_sglang(f"{IN_MINIMAX}_fused_add_rmsnorm", "triton_gemma_fused_add_rmsnorm", serves=FUSED, accepts=adds(1.0))
 def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    [norm], rows = api.values(), [inputs[name] for name in ("hidden_states", "residual") if name in inputs]
-    found = norm(*rows, inputs["weight"], eps_of(definition))
-    outputs = found if "residual" in inputs else (found,)
-    return asked(definition, **dict(zip(("output", "residual_out"), outputs, strict=False)))
+    [norm] = api.values()
+    hidden, weight, eps = inputs["hidden_states"], inputs["weight"], eps_of(definition)
+    if "residual" not in inputs:
+        return {"output": norm(hidden, weight, eps)}
+    output, total = norm(hidden, inputs["residual"], weight, eps)
+    return asked(definition, output=output, residual_out=total)
 
 
-@RMSNORM.truth("sglang_native", "RMSNorm.forward_native", "RMSNorm", serves=EITHER, accepts=stored(0.0))
+@RMSNORM.truth("sglang_native", "RMSNorm.forward_native", "RMSNorm", serves=EITHER, accepts=adds(0.0))
 # Gemma's native norm is not called with a residual: it rounds the sum before the norm, unlike the CUDA kernel.
-@RMSNORM.truth("sglang_native", "GemmaRMSNorm.forward_native", "GemmaRMSNorm", serves=PLAIN, accepts=stored(1.0))
+@RMSNORM.truth("sglang_native", "GemmaRMSNorm.forward_native", "GemmaRMSNorm", serves=PLAIN, accepts=adds(1.0))
 def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     publish()
     hidden, weight = inputs["hidden_states"], inputs["weight"]
@@ -344,8 +335,8 @@ def _liger_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     [norm] = api.values()
     rows = [inputs[name].contiguous() for name in ("hidden_states", "residual") if name in inputs]
     mode = ("gemma",) if "residual" in inputs else ("gemma", None)  # casting mode, row mode (None: Liger's choice)
-    found = norm(*rows, inputs["weight"], eps_of(definition), float(offset_of(definition)), *mode)
-    return asked(definition, output=found[0], residual_out=found[1])
+    output, total, *_ = norm(*rows, inputs["weight"], eps_of(definition), float(offset_of(definition)), *mode)
+    return asked(definition, output=output, residual_out=total)
 
 
 @RMSNORM.truth("torch", "functional.rms_norm", "rms_norm", serves=EITHER, rows=None)
@@ -366,19 +357,17 @@ def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
     """Return the function that reads the facts (variant, hidden, eps, dtype) of one of SGLang's norm modules."""
 
     def read(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-        eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else getattr(module, "eps", None)
         weight = getattr(module, "weight", None)
-        return {
+        facts = {
             # some gated class has a plain one's name
             "variant": "gated" if hasattr(module, "norm_before_gate") else variant,
             "hidden": weight.shape[0] if weight is not None else int(getattr(module, "hidden_size", None) or 0),
-            "eps": eps,
+            "eps": getattr(module, "variance_epsilon", getattr(module, "eps", None)),
             "dtype": None if weight is None else dtype_name(weight),
-        } | (
-            {"bias": getattr(module, "bias", None) is not None, "axes": weight.dim()}
-            if variant == "layer" and weight is not None
-            else {}
-        )
+        }
+        if variant == "layer" and weight is not None:
+            facts |= {"bias": getattr(module, "bias", None) is not None, "axes": weight.dim()}
+        return facts
 
     return read
 
@@ -397,8 +386,9 @@ def norm_call(module: ModelModule, reading: Reading) -> KernelCall | str:
     if "unknown" in module.uses:
         return "norm of which it is not known how it is called: no form chosen"
     note = "SGLang adds one to the stored weight when it loads it." if "norms plus one" in reading.loads else ""
-    held = ("bias", "dtype") if facts["variant"] == "layer" else ()
-    return call_of(module, "norm", "variant", "hidden", "eps", *held, note=note, uses=" ".join(module.uses))
+    of_layer_norm = ("bias", "dtype") if facts["variant"] == "layer" else ()
+    uses = " ".join(module.uses)
+    return call_of(module, "norm", "variant", "hidden", "eps", *of_layer_norm, note=note, uses=uses)
 
 
 def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
@@ -476,29 +466,29 @@ def centred_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return centred / torch.sqrt((centred * centred).sum(-1, keepdim=True) / x.shape[-1] + eps)
 
 
-def layernorm(wide: Wide, *, norm: Norm = centred_norm, weight: Part = same, bias: Part = same) -> Tensors:
+def layernorm(wide: Wide, *, norm: Norm = centred_norm) -> Tensors:
     """`norm(x) * weight (+ bias)` [n h] as `output`; with a scale as `out`, divided by it and clamped for fp8."""
-    y = norm(wide["hidden_states"], wide.number("eps")) * weight(wide["weight"])
+    y = norm(wide["hidden_states"], wide.number("eps")) * wide["weight"]
     if "bias" in wide:
-        y = y + bias(wide["bias"])
+        y = y + wide["bias"]
     if "output" in wide.definition.outputs:
         return {"output": y}
     return {"out": (y / wide.number("scale")).clamp(-FP8_MAX, FP8_MAX)}
 
 
-def of_half_mean(x: torch.Tensor, eps: float) -> torch.Tensor:
+def norm_by_half_mean(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Mutant of `centred_norm` that leaves a twentieth of the mean of the row's first half in."""
     half = x[..., : x.shape[-1] // 2].mean(-1, keepdim=True)
     return centred_norm(x - half, eps) + half * 0.05
 
 
-def over_one_less(x: torch.Tensor, eps: float) -> torch.Tensor:
+def norm_by_sample_variance(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Mutant of `centred_norm` that divides the variance by n - 1, as for a sample."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt((centred**2).sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps)
 
 
-def cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
+def make_rows_cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
     """Make rows of about 1 and -1 in turn, and a bias that cancels nearly all of the norm: errors show."""
     if "noise" in params and "bias" in tensors:
         x, weight, bias = (tensors[name] for name in ("hidden_states", "weight", "bias"))
@@ -516,19 +506,21 @@ LAYERNORM = Op(
     rules=(epsilon("norm.layernorm", config=("layer_norm_eps", "layer_norm_epsilon")),),
     scalars={"scale": 0.75},
     # A mean that is updated value by value is exact for zeros alone; the output is then the rounded bias.
-    lossless=lambda one: (
-        {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0} if "bias" in one.inputs else {}
+    lossless=lambda definition: (
+        {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0}
+        if "bias" in definition.inputs
+        else {}
     ),
     adversarial={**ADVERSARIAL, "cancelled": {"noise": 2.0**-6}},
-    adjust=cancel,
+    adjust=make_rows_cancel,
     mutants=(
         Mutant("eps x 10", norm=lambda x, eps: centred_norm(x, eps * 10)),
         Mutant("eps x 0.1", norm=lambda x, eps: centred_norm(x, eps / 10)),
-        Mutant("divided by n - 1", norm=over_one_less),
+        Mutant("divided by n - 1", norm=norm_by_sample_variance),
         Mutant("mean kept, as in a root mean square norm", norm=rms_norm),
-        Mutant("mean of half of the row", norm=of_half_mean),
-        Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
-        Mutant("weight plus one", weight=lambda weight: weight + 1),
+        Mutant("mean of half of the row", norm=norm_by_half_mean),
+        altered("weight dropped", "weight", change=lambda weight: torch.ones_like(weight)),
+        altered("weight plus one", "weight", change=lambda weight: weight + 1),
         altered("bias dropped", "bias", change=lambda bias: bias * 0),
         altered("bias subtracted", "bias", change=lambda bias: -bias),
     ),
@@ -540,8 +532,8 @@ TORCH_LAYER_NORM = "torch.nn.functional:layer_norm"
     "flashinfer",
     "norm.layernorm",
     "flashinfer.norm:layernorm",
-    accepts=lambda one: (
-        [one.inputs[name].dtype for name in ("hidden_states", "weight")] == ["bfloat16", "float32"]
+    accepts=lambda definition: (
+        definition.inputs["hidden_states"].dtype == "bfloat16" and definition.inputs["weight"].dtype == "float32"
     ),
     sm=SM75,
 )
@@ -607,27 +599,27 @@ GATED_RESIDUAL = Op(
     Form("branch[n h] residual[n h] weight[h]? alpha[h] beta[h] eps gain_center -> output[n h]", gated_residual),
     family="norm",
     scalars={"eps": 1e-6, "gain_center": 1.0},
-    lossless=lambda definition: exact_norm(
+    lossless=lambda definition: exact_norm_draws(
         definition, "branch", residual=full(0), weight=0.0, alpha=full(0), beta=full(0)
     ),
     exact_on_gpu=power_of_two,
     adversarial_inputs=("branch",),
     mutants=(
         *OF_GATED_SUM,
-        Mutant("eps x 10", norm=with_eps(10)),
-        Mutant("eps dropped", norm=with_eps(0)),
+        Mutant("eps x 10", norm=partial(rms_norm, eps_by=10)),
+        Mutant("eps dropped", norm=partial(rms_norm, eps_by=0)),
     ),
 )
 
 TORCH_RMS_NORM = "torch.nn.functional:rms_norm"
 
 
-def compiled_branch(definition: Definition) -> bool:
+def fits_flashinfer(definition: Definition) -> bool:
     """Whether the branch has the only width that FlashInfer's kernels are compiled for."""
     return dim(definition, "branch", -1) == 8192
 
 
-GATED_RESIDUAL.called("norm:gated_residual_rmsnorm", accepts=compiled_branch, sm=SM100, rows="branch")
+GATED_RESIDUAL.called("norm:gated_residual_rmsnorm", accepts=fits_flashinfer, sm=SM100, rows="branch")
 
 
 def _pytorch_sum(api: Api, inputs: Given, prefix: str) -> torch.Tensor:
@@ -661,8 +653,8 @@ def gated_residual_next(
     return {"residual_out": total, "ffn_input": next_norm(total, wide.number("next_eps")) * gain}
 
 
-def faint(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
-    """Multiply beta, and alpha or else the residual, by `faint`: of so small a sum the second eps shows."""
+def shrink_sum(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
+    """Multiply beta, and alpha or else the residual, by `shrink_sum`: of so small a sum the second eps shows."""
     for name in ("beta", "alpha" if "alpha" in tensors else "residual"):
         tensors[name] = tensors[name] * float(params.get("faint", 1.0))
 
@@ -676,25 +668,25 @@ GATED_RESIDUAL_NEXT = Op(
     *(Form(NEXT.format(alpha), gated_residual_next) for alpha in ("[h]", "")),
     family="norm",
     scalars={"alpha": 0.7, "post_eps": 1e-6, "next_eps": 1e-5, "next_gain_center": 1.0, "post_gain_center": 0.5},
-    lossless=lambda definition: exact_norm(
+    lossless=lambda definition: exact_norm_draws(
         definition, "branch", residual=0.0, next_weight=full(0), post_weight=0.0, alpha=0.0, beta=2.0**20
     ),
     exact_on_gpu=power_of_two,
     adversarial={**ADVERSARIAL, "faint": {"faint": 2e-3}},
     adversarial_inputs=("branch",),
-    adjust=faint,
+    adjust=shrink_sum,
     mutants=(
         *OF_GATED_SUM,
-        Mutant("first eps x 10", norm=with_eps(10)),
-        Mutant("second eps x 10", next_norm=with_eps(10)),
-        Mutant("second eps x 0.1", next_norm=with_eps(0.1)),
+        Mutant("first eps x 10", norm=partial(rms_norm, eps_by=10)),
+        Mutant("second eps x 10", next_norm=partial(rms_norm, eps_by=10)),
+        Mutant("second eps x 0.1", next_norm=partial(rms_norm, eps_by=0.1)),
         Mutant("the next centre dropped", next_center=""),
         Mutant("the first centre for both", next_center="post_gain_center"),
         Mutant("no second norm", next_norm=lambda x, _: x),
         Mutant("no first norm", norm=lambda x, _: x),
     ),
 )
-GATED_RESIDUAL_NEXT.called("norm:gated_residual_next_rmsnorm", accepts=compiled_branch, sm=SM100, rows="branch")
+GATED_RESIDUAL_NEXT.called("norm:gated_residual_next_rmsnorm", accepts=fits_flashinfer, sm=SM100, rows="branch")
 
 
 @GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
@@ -721,7 +713,10 @@ SIGMOID_GATE = Op(
     mutants=(
         *OF_EPS,
         *OF_SQUARE,
-        Mutant("norm over heads and channels", norm=with_square(lambda x: (x * x).mean((-2, -1), keepdim=True))),
+        Mutant(
+            "norm over heads and channels",
+            norm=partial(rms_norm, square=lambda x: (x * x).mean((-2, -1), keepdim=True)),
+        ),
         Mutant("gate dropped", gate=lambda gate: torch.ones_like(gate)),
         Mutant("silu of the gate", gate=lambda gate: torch.nn.functional.silu(gate)),
         Mutant("tanh of the gate", gate=lambda gate: torch.tanh(gate)),

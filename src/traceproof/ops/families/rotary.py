@@ -17,7 +17,7 @@ from traceproof.ops.base import Tensors
 from traceproof.ops.cases import BOUNDARIES, BOUNDARY_ROWS, Case, boundaries
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.families.blockscaled import EITHER, NEAR, ROUNDED, Bounds, around, coded_output
-from traceproof.ops.families.layout import PageAppend, within
+from traceproof.ops.families.layout import PageAppend, in_first_page
 from traceproof.ops.families.layout import places as placed_in_pages
 from traceproof.ops.formats import DOWN, E4M3, NEAREST
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
@@ -129,7 +129,7 @@ def rotate(
     return outputs
 
 
-def rotatable(definition: Definition) -> str | None:
+def unfit_rotation(definition: Definition) -> str | None:
     """The reason why the definition's sizes or pairing are unfit or unknown; None if they are known and fit."""
     q, k, cache = (definition.inputs[name].shape or ("",) for name in ("q", "k", "cos_sin_cache"))
     const = definition.const_axes
@@ -151,7 +151,7 @@ def heads_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return made
 
 
-def circle(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def cos_sin_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw rows of cosines, then sines, of any angles; row 0 has the angle 0, as in a real cache.
 
     Points of the circle are ((1 - t^2) / (1 + t^2), 2 t / (1 + t^2)) for t in [-1, 1], or their mirror images:
@@ -211,7 +211,7 @@ class Rope(Op):
 # Without a cache angles are computed, of positions, or of places in sequences that begin at an offset.
 
 
-def placed(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def offsets_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw positions or offsets below FARTHEST; as `indptr`, bounds of sequences of about equal lengths."""
     if wanted.name == "indptr":
         tokens, count = wanted.shape_of("q")[0], wanted.shape[0] - 1
@@ -229,7 +229,7 @@ ANGLED = Op(
     independent_rows=False,
     sizes={"s": (1, 3, 2), "i": lambda sizes: sizes["s"] + 1},
     scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": 32, "interleave": 0},
-    draws={"q": heads_drawn, "k": heads_drawn, **dict.fromkeys(("pos_ids", "indptr", "offsets"), placed)},
+    draws={"q": heads_drawn, "k": heads_drawn, **dict.fromkeys(("pos_ids", "indptr", "offsets"), offsets_drawn)},
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     unusual={"nan": ("q", "k"), "large": ("q", "k"), "small": ("q", "k")},
 )
@@ -281,7 +281,7 @@ def rotated_codes(
     return outputs
 
 
-DRAWS = {"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn}
+DRAWS = {"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": cos_sin_drawn, "positions": positions_drawn}
 QUANTISED: dict[str, Any] = {
     "synonyms": {"q": "q_rope", "k": "k_rope", "positions": "pos_ids"},
     "scalars": {"is_neox": 1, "quant_scale_q": 0.75, "quant_scale_kv": 1.5},
@@ -357,7 +357,7 @@ ROPE = Rope(
             },
         ),
     ),
-    requires=rotatable,
+    requires=unfit_rotation,
     sizes={"a": (), "b": (), "p": ()},
     **PLAIN,
     mutants=(
@@ -378,7 +378,7 @@ ROPE = Rope(
         Mutant("plain channels left out", applies=has("quant_scale_q"), change_plain=lambda x: x * 0),
         Mutant("rotated channels first", applies=has("k_cache"), key_parts="rope nope"),
         altered("always the first sequence's pages", "batch_indices", change=lambda owner: owner * 0),
-        Mutant("one row further", applies=has("k_cache"), inputs=lambda wide: within(wide, 1)),
+        Mutant("one row further", applies=has("k_cache"), inputs=lambda wide: in_first_page(wide, 1)),
         altered("values of the next token", "v", change=lambda v: v.roll(1, 0)),
         altered(
             "all frequencies scaled", "low_freq_factor", "high_freq_factor", change=lambda factor: factor + 1e6
@@ -407,7 +407,7 @@ def one_width(definition: Definition) -> bool:
     return len({(definition.inputs[name].shape or ("",))[-1] for name in ("q", "k")}) == 1
 
 
-def instantiated(definition: Definition) -> bool:
+def fits_sglang(definition: Definition) -> bool:
     """Whether SGLang's package has the kernel: q and k of one dtype and width, the cache in it or in float32."""
     q, k, cache = (definition.inputs[name].dtype for name in ("q", "k", "cos_sin_cache"))
     return q == k and one_width(definition) and q in {"float16", "bfloat16", "float32"} and cache in {q, "float32"}
@@ -421,7 +421,7 @@ def instantiated(definition: Definition) -> bool:
     sm=SM75,
 )
 @ROPE.truth(
-    "sglang", "sgl_kernel.rotary_embedding", "rotary_embedding", accepts=instantiated, packages=(KERNELS,), sm=SM80
+    "sglang", "sgl_kernel.rotary_embedding", "rotary_embedding", accepts=fits_sglang, packages=(KERNELS,), sm=SM80
 )
 def _in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Pass copies as [tokens, heads * channels], since the call writes to them, and int64 positions."""

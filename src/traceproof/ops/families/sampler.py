@@ -215,13 +215,13 @@ def _broad(vocabulary: int) -> Pattern:
     half, quarter = max(1, count // 2), count // 4
     # The last ones weigh more than the rounding of the sum in float32, so that only they are within it of p = 1.
     tail = (3 * low,) * (count - half - quarter) + (2 * low,) * quarter
-    units = min(UNITS, half << 23)
-    # Heads are multiples of 2 ** -24 where there are many, so that sums of them are exact in float32 in any order.
+    left = min(UNITS, half << 23) - sum(tail)  # for the first half
+    # Its weights are multiples of 2 ** -24 where there are many, so that their sums are exact in any order.
     step = 16
-    first = (units - sum(tail)) * 11 // (10 * half + 1)
-    each, more = divmod((units - sum(tail) - first) // step, max(1, half - 1))
-    first = units - sum(tail) - step * (each * (half - 1) + more)
-    heads = (first, *(step * each + step,) * more, *(step * each,) * (half - 1 - more))
+    first = left * 11 // (10 * half + 1)
+    steps, larger = divmod((left - first) // step, max(1, half - 1))  # of each other weight; those with one more
+    first = left - step * (steps * (half - 1) + larger)
+    heads = (first, *(step * steps + step,) * larger, *(step * steps,) * (half - 1 - larger))
     return Pattern("broad", (*heads, *tail), WHOLE_VOCABULARY, 1.0, 1.0)
 
 
@@ -248,15 +248,15 @@ def place_patterns(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
     return of_rows
 
 
-def dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tuple[int, float]]]:
+def dense_rows(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tuple[int, float]]]:
     """Rows [rows, vocabulary] in which all tokens have mass, a quarter of it on 16, and each row's (k, p)."""
     weights = draw.integers("weights", (rows, vocabulary), torch.int64, low=1, high=256)
-    heavy = min(16, vocabulary)
-    slot = vocabulary // heavy
-    places = draw.integers("heavy", (rows, heavy), torch.int64, low=0, high=slot)
-    places += torch.arange(heavy, device=draw.device) * slot  # distinct: a scatter to equal places is a race
-    sizes = (torch.arange(heavy, device=draw.device) + 4) * max(1, vocabulary // 4)
-    weights.scatter_(1, places, sizes.expand(rows, heavy))
+    count = min(16, vocabulary)  # of heavy tokens
+    slot = vocabulary // count
+    places = draw.integers("heavy", (rows, count), torch.int64, low=0, high=slot)
+    places += torch.arange(count, device=draw.device) * slot  # distinct: a scatter to equal places is a race
+    heavy = (torch.arange(count, device=draw.device) + 4) * max(1, vocabulary // 4)
+    weights.scatter_(1, places, heavy.expand(rows, count))
     probs = weights.to(torch.float64) / weights.sum(-1, keepdim=True).to(torch.float64)
     filters = [(max(1, vocabulary // 4), 0.5), (20, 0.15), (WHOLE_VOCABULARY, 1.0)]
     return probs.to(torch.float32), [filters[row % len(filters)] for row in range(rows)]
@@ -343,7 +343,7 @@ MOST_ROWS = 129  # rows of a case that `of_size` makes
 DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
 
-def rows_of(definition: Definition, case: Case) -> tuple[int, ...]:
+def shape_of_rows(definition: Definition, case: Case) -> tuple[int, ...]:
     """(rows, vocabulary) of the distributions in a case."""
     name = "logits" if "logits" in definition.inputs else "probs"
     return definition.shape_of(definition.inputs[name], case.axes) or (0, 0)
@@ -393,12 +393,13 @@ class Filtered(Sampler):
 
         Cheap: the vocabulary is small. Packs that need no statistics have FEW_TRIALS.
         """
-        rows, vocabulary = rows_of(definition, case)
-        pack, cheap = case.params.get("rows"), CHEAP_DRAWS // max(vocabulary, 1)
+        rows, vocabulary = shape_of_rows(definition, case)
+        pack = case.params.get("rows")
         if rows == 0:
             return 1
         if pack in {"nothing", DRAWS}:
             return FEW_TRIALS
+        cheap = CHEAP_DRAWS // max(vocabulary, 1)
         least = {"weights": WEIGHT_DRAWS, "tricky": DRAWS_OF_CASE, "dense": DENSE_TRIALS * rows}
         draws = max(least[pack], cheap) if pack in least else DRAWS_OF_CASE
         if case.size == "small":
@@ -408,9 +409,9 @@ class Filtered(Sampler):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Draw the rows of the case's pack, each pattern's tokens at random places, and their filters."""
-        rows, vocabulary = rows_of(definition, case)
+        rows, vocabulary = shape_of_rows(definition, case)
         if case.params.get("rows") == "dense":
-            probs, filters = dense(draw, rows, vocabulary)
+            probs, filters = dense_rows(draw, rows, vocabulary)
         else:
             probs = torch.zeros((rows, vocabulary), dtype=torch.float32, device=draw.device)
             of_rows = place_patterns(draw, case.params["rows"], probs)
@@ -426,7 +427,7 @@ class Filtered(Sampler):
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Bytes: the probabilities in float32, and a dozen rows of scratch with 8 bytes per token."""
-        rows, vocabulary = rows_of(definition, case)
+        rows, vocabulary = shape_of_rows(definition, case)
         return 4 * rows * vocabulary + 12 * 8 * vocabulary
 
 
@@ -441,7 +442,7 @@ FILTERS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def roomy(definition: Definition) -> str | None:
+def unfit_rows(definition: Definition) -> str | None:
     """The reason if the vocabulary is too small for the patterns, or `indices` is required; else None."""
     shape, indices = next(iter(definition.inputs.values())).shape or ("",), definition.inputs.get("indices")
     if definition.const_axes.get(shape[-1], 0) < max(len(one.weights) for one in PLAIN):
@@ -473,7 +474,7 @@ class Distributions(Sampler):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Draw the rows of the case's pack as probabilities or logits, with the filters of the call."""
-        probs = torch.zeros(rows_of(definition, case), device=draw.device)
+        probs = torch.zeros(shape_of_rows(definition, case), device=draw.device)
         place_patterns(draw, case.params["rows"], probs)
         filters = FILTERS[case.params["values"]]
         values: dict[str, Value] = {
@@ -521,7 +522,7 @@ def chain(wide: Wide) -> Tensors:
     return distribution(rows, target.device, name, target.shape[1])
 
 
-def of_chains(definition: Definition) -> str | None:
+def unfit_chain(definition: Definition) -> str | None:
     """The reason why numbers of drafts are const, or the vocabulary is too small; None if neither is so."""
     more, vocabulary = (definition.inputs[TARGET].shape or ("", "", ""))[1:]
     drafts = (definition.inputs[IDS].shape or ("", ""))[1]
@@ -617,7 +618,7 @@ def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) ->
     return torch.multinomial(probs, trials, replacement=True, generator=generator)
 
 
-def first_alone(_: Wide, probs: torch.Tensor) -> torch.Tensor:
+def most_probable_always(_: Wide, probs: torch.Tensor) -> torch.Tensor:
     """A mutant's distribution: the most probable token always."""
     return (torch.arange(probs.shape[1]) == 0).to(probs.dtype).expand_as(probs)
 
@@ -636,7 +637,7 @@ MUTANTS = (
     altered("top-p ignored", "top_p", change=lambda p: torch.ones_like(p)),
     altered("p x 0.9", "top_p", change=lambda p: p * 0.9),
     Mutant("crossing token left out", applies=has("top_p"), probs=without_crossing),
-    Mutant("most probable token always", probs=first_alone),
+    Mutant("most probable token always", probs=most_probable_always),
     Mutant("support sampled evenly", probs=lambda _, probs: (probs > 0).double()),
     Mutant("probabilities squared", probs=lambda _, probs: probs.square()),
     Mutant(
@@ -677,7 +678,7 @@ def distinct(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return (close if wanted.dtype is torch.float32 else rank / 64).to(wanted.dtype)
 
 
-def clear(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def probs_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw probabilities without ties, whose sums are not close to the filters' limits."""
     probs = torch.zeros(wanted.shape, device=draw.device)
     place_patterns(draw, "many" if is_hidden(wanted.case.id) else "clear", probs)
@@ -694,7 +695,7 @@ STEPS = Op(
     scalars={"temperature": 0.75, "top_k": 3, "top_p": 0.66},
     draws={
         "logits": lambda draw, wanted: None if "output" in wanted.definition.outputs else distinct(draw, wanted),
-        "probs": clear,
+        "probs": probs_drawn,
     },
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 30.0}},
     unusual=dict.fromkeys(FAR, ("logits",)),  # which of several NaN is the largest is not defined
@@ -704,7 +705,6 @@ STEPS = Op(
         altered("k minus one", "top_k", change=lambda k: k - 1),
         altered("p x 0.5", "top_p", change=lambda p: p * 0.5),
         altered("top-p ignored", "top_p", change=lambda _: 1.0),
-        altered("rows shifted", "logits", "probs", change=lambda rows: rows.roll(1, 0)),
         altered("tokens shifted", "logits", "probs", change=lambda rows: rows.roll(1, 1)),
         Mutant("times the temperature", applies=has("temperature"), power=-1.0),
         Mutant("temperature dropped", applies=has("temperature"), power=0.0),
@@ -778,7 +778,8 @@ WINDOWS = Op(
     sizes_in_numbers=("k", "page_size"),
     draws={"input": distinct}
     | dict.fromkeys(
-        ("offsets", "lengths", "src_page_table", "row_to_batch", "row_starts", "page_table_row_starts"), windows
+        ("offsets", "lengths", "src_page_table", "row_to_batch", "row_starts", "page_table_row_starts"),
+        windows,
     ),
     adversarial={"again": {}, "more": {}},
     unusual=FAR,
@@ -811,10 +812,10 @@ DISTRIBUTIONS = Distributions(
         for filters in ("", "min_p", "top_k top_p")
     ),
     sizes={"r": ()},
-    requires=roomy,
+    requires=unfit_rows,
     independent_rows=False,
 )
-SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=of_chains, independent_rows=False)
+SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=unfit_chain, independent_rows=False)
 
 # FlashInfer's samplers.
 
@@ -832,23 +833,14 @@ def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     FlashInfer can draw from one row of `probs` in many launched rows (`indices`), but its top-k sampler then reads
     k past the end: it reads one k per launched row, and checks that there is one per row of `probs` (0.6.13).
     """
-    [sample], probs = api.values(), inputs["probs"]
+    [sample] = api.values()
+    probs = inputs["probs"]
     filters = [inputs[name] for name in ("top_k", "top_p") if name in definition.inputs]
     options = {"filter_apply_order": "top_k_first"} if len(filters) == 2 else {}
     generator = torch.Generator(device=probs.device).manual_seed(int(torch.randint(1 << 62, ())))
     samples = sample(probs, *filters, generator=generator, **options)
     return {"samples": samples.to(torch.int64)}
 
-
-for key, serves in FORMS.items():
-    SAMPLING.truth(
-        "flashinfer",
-        f"sampling.{key}_sampling_from_probs",
-        key,
-        serves=serves,
-        modules=lambda _, __: (Module("gen_sampling"),),
-        sm=SM80,
-    )(_flashinfer)
 
 # SGLang's filters of probabilities, then PyTorch's draw, as in SGLang's sampler. On NVIDIA's GPUs SGLang leaves
 # the filters to FlashInfer, which would be no second opinion, so those for other GPUs are called: Triton after
@@ -866,8 +858,16 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"samples": torch.multinomial(probs, num_samples=1).view(-1)}
 
 
-for serves in FORMS.values():
-    SAMPLING.truth("sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves=serves, sm=SM80)(
+for _filters, _serves in FORMS.items():
+    SAMPLING.truth(
+        "flashinfer",
+        f"sampling.{_filters}_sampling_from_probs",
+        _filters,
+        serves=_serves,
+        modules=lambda _, __: (Module("gen_sampling"),),
+        sm=SM80,
+    )(_flashinfer)
+    SAMPLING.truth("sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves=_serves, sm=SM80)(
         _sglang
     )
 

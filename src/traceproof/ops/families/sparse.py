@@ -318,12 +318,12 @@ class Listed(Attention):
 
     def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
         """A case with lists of these lengths; the pool's first and last rows are in no list."""
-        name, valid, _, more = planned
-        named = max(valid, default=0)
-        rows = named + max(3, named // SPARE)
-        sizes = {"t": len(valid), "p": -(-rows // (dim(definition, "ckv_cache", 1) or 1))}
-        params = {"kv_lens": valid, "pattern": "lean", "amplitude": 1.0, "holes": False, **more}
-        return self.case(definition, name, sizes, seed, params)
+        name, lengths, _, params = planned
+        longest = max(lengths, default=0)
+        rows = longest + max(3, longest // SPARE)
+        letters = {"t": len(lengths), "p": -(-rows // (dim(definition, "ckv_cache", 1) or 1))}
+        usual = {"kv_lens": lengths, "pattern": "lean", "amplitude": 1.0, "holes": False}
+        return self.case(definition, name, letters, seed, {**usual, **params})
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """The case unchanged."""
@@ -348,22 +348,23 @@ class Listed(Attention):
         choose from the same rows, so their lists overlap.
         """
         shapes, _ = specified(definition, case, definition.inputs)
-        valid, topk = list(case.params["kv_lens"]), shapes["sparse_indices"][1]
-        most, pool = max(valid, default=0), math.prod(shapes["ckv_cache"][:2])
-        rows = draw.permutation("pool", most, out_of=pool - 2) + 1
-        indices = torch.full((len(valid), topk), -1, dtype=torch.int32, device=draw.device)
-        for token, count in enumerate(valid):
-            chosen = draw.permutation(f"sparse_indices {token}", count, out_of=most)
+        lengths, topk = list(case.params["kv_lens"]), shapes["sparse_indices"][1]
+        longest, pool = max(lengths, default=0), math.prod(shapes["ckv_cache"][:2])
+        rows = draw.permutation("pool", longest, out_of=pool - 2) + 1
+        indices = torch.full((len(lengths), topk), -1, dtype=torch.int32, device=draw.device)
+        for token, count in enumerate(lengths):
+            chosen = draw.permutation(f"sparse_indices {token}", count, out_of=longest)
             places = torch.arange(count, device=draw.device)
             if case.params["holes"]:
                 places = draw.permutation(f"holes {token}", count, out_of=topk).sort().values
             indices[token, places] = rows[chosen].to(torch.int32)
         read = indices[indices >= 0].to(torch.int64)
-        data = self._data(definition, case, draw, Visible(read, starts(valid)[:-1], valid, valid, 1))
+        visible = Visible(read, starts(lengths)[:-1], lengths, lengths, 1)
+        data = self._data(definition, case, draw, visible)
         return ordered(definition, {**data, "sparse_indices": indices})
 
 
-def packed_otherwise(definition: Definition) -> str | None:
+def unfit_cache(definition: Definition) -> str | None:
     """Why the indexer's cache or queries are not supported; None: they are."""
     width = dim(definition, "q_index_fp8", 2) or 0
     packed = [dim(definition, "k_index_cache_fp8", axis) for axis in (2, 3)]
@@ -371,12 +372,6 @@ def packed_otherwise(definition: Definition) -> str | None:
         return f"the cache's last axes are {packed}, known is [1, {width + SCALE_BYTES}]"
     kind = definition.inputs["q_index_fp8"].dtype
     return None if kind == "float8_e4m3fn" else f"q_index_fp8 is {kind}"
-
-
-def last_row_read(wide: Wide) -> Mapping[str, torch.Tensor]:
-    """A mutant's inputs: -1 reads the cache's last row, as an index of Python does."""
-    rows, cache = wide.given("sparse_indices"), wide.given("ckv_cache")
-    return {"sparse_indices": torch.where(rows < 0, cache.shape[0] * cache.shape[1] - 1, rows)}
 
 
 def last_page_ignored(wide: Wide) -> Mapping[str, torch.Tensor]:
@@ -417,7 +412,7 @@ INDEXER = Indexer(
         " -> topk_indices[b k]",
         indexed,
     ),
-    requires=packed_otherwise,
+    requires=unfit_cache,
     sizes={"p": (), "r": ()},  # set by `cases`
     independent_rows=False,
     gates={"topk_indices": IndexSet()},
@@ -453,7 +448,10 @@ DSA_PAGED = Listed(
     unusual={},
     mutants=(
         *MUTANTS,
-        Mutant("-1 reads the last row", inputs=last_row_read),
+        Mutant(  # as an index of Python does
+            "-1 reads the last row",
+            inputs=lambda wide: {"sparse_indices": wide["sparse_indices"] % len(wide["ckv_cache"].flatten(0, 1))},
+        ),
         altered("-1 reads the first row", "sparse_indices", change=lambda rows: rows.clamp_min(0)),
         altered(
             "list ends at its first -1",
@@ -580,7 +578,7 @@ def cache_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.cat([part.reshape(wanted.shape[0], -1) for part in (keys, scales)], 1).view(wanted.shape)
 
 
-def single_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def one_hot_codes(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Lossless fp4 queries, two codes per byte: per head one code is 1.0 (byte 2), the others are 0."""
     return (one_hot(draw, replace(wanted, dtype=torch.float32)) * 2).to(wanted.dtype)
 
@@ -591,7 +589,7 @@ def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
 
 
-def several_per_token(definition: Definition) -> str | None:
+def unfit_queries(definition: Definition) -> str | None:
     """Why a definition has several queries per sequence or heads per key; None: it has one of each."""
     queries, heads = dim(definition, "q", 1), dim(definition, "kv_fused", 2)
     if queries == heads == 1:
@@ -613,7 +611,7 @@ PAGED_MQA_LOGITS = Op(
         indexer_logits,
     ),
     family="dsa",
-    requires=several_per_token,
+    requires=unfit_queries,
     independent_rows=False,
     coupled=True,
     sizes={
@@ -633,7 +631,7 @@ PAGED_MQA_LOGITS = Op(
         "seq_lens": full_lengths,
     },
     lossless=lambda definition: (
-        {"weights": full(0, most=9, signed=False), "q": single_code} if "q_sf" in definition.inputs else {}
+        {"weights": full(0, most=9, signed=False), "q": one_hot_codes} if "q_sf" in definition.inputs else {}
     ),
     unusual={**FAR, "nan": ("weights",)},
     mutants=(
@@ -699,7 +697,7 @@ def largest_blocks(wide: Wide, *, chosen: Choose = best, more: int = 0, forced: 
     return blocks | {"block_indices": blocks["block_indices"].view(queries, heads, topk)}
 
 
-def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+def lengths_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw lengths from 1 to a row's width; of three or more the second is that width, the third 0."""
     width = wanted.shape_of("logits" if "logits" in wanted.definition.inputs else "max_score")[1]
     counts = draw.integers(wanted.name, wanted.shape, torch.int64, low=1, high=width + 1)
@@ -721,7 +719,7 @@ MSA_TOPK = Op(
         largest_blocks,
     ),
     family="dsa",
-    draws={"num_valid_pages": counts_drawn},
+    draws={"num_valid_pages": lengths_drawn},
     scalars={"topk": lambda at: at["k"], "force_begin_blocks": 2, "force_end_blocks": 2},
     sizes={"p": (24, 7, 40, 65)},
     independent_rows=False,
@@ -752,7 +750,7 @@ TOPK = TopK(
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest_logits),
     family="dsa",
     scalars={"top_k": lambda at: at["k"]},
-    draws={"seq_lens": counts_drawn},
+    draws={"seq_lens": lengths_drawn},
     independent_rows=False,
     gates={"indices": IndexSet()},
     unusual=FAR,
