@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import torch
 from definitions import GOOD, rmsnorm, write
@@ -329,7 +330,7 @@ def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> No
     options = ["-k", "test_numerical_correctness or vs_flashinfer", "--test-sizes=small"]
     digests = dict.fromkeys(names, "0" * 32)
     order = OpTypeTests(**of, digests=digests, options=options, limits=Limits(seconds=300.0))
-    rows = list(run_tests(order, Environment(name=MAIN, python=sys.executable), parallel=2))
+    rows = list(run_tests(order, Environment(name=MAIN, python=forked.interpreter()), parallel=2))
     assert list(dict.fromkeys(row["definition"] for row in rows)) == names
     counts = {name: sum(row["definition"] == name for row in rows) for name in names}
     assert len(set(counts.values())) == 1
@@ -337,7 +338,7 @@ def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> No
     file = tmp_path / PLACE / "test_rmsnorm_b.py"
     file.write_text(file.read_text() + "# edited\n")
     with pytest.raises(TraceproofError, match="is not as it was generated"):
-        list(run_tests(order, Environment(name=MAIN, python=sys.executable)))
+        list(run_tests(order, Environment(name=MAIN, python=forked.interpreter())))
 
 
 DATASET = Path(__file__).parent / "dataset"
