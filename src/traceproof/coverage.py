@@ -55,11 +55,9 @@ class Coverage:
     def as_json(self) -> dict[str, Any]:
         """The coverage as a JSON object."""
         names = ("covered", "reachable")
-        counts = {"one_way": self.one_way, "pairs": self.pairs}
-        shares = {name: dict(zip(names, pair, strict=True)) for name, pair in counts.items()}
-        gaps = {"gaps": self.gaps, "pair_gaps": self.pair_gaps}
-        listed = {name: [gap._asdict() for gap in found] for name, found in gaps.items()}
-        return {"op_type": self.op_type, "cases": self.cases, **shares, **listed, "unknown": self.unknown}
+        shares = {one: dict(zip(names, getattr(self, one), strict=True)) for one in ("one_way", "pairs")}
+        gaps = {one: [gap._asdict() for gap in getattr(self, one)] for one in ("gaps", "pair_gaps")}
+        return {"op_type": self.op_type, "cases": self.cases, **shares, **gaps, "unknown": self.unknown}
 
 
 def cover(space: Space, records: Sequence[Chosen]) -> Coverage:

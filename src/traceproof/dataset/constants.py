@@ -185,36 +185,48 @@ def _constants_of(  # noqa: PLR0913, PLR0917 - the parts of a definition that st
     reference: str,
 ) -> Constants:
     """The constants of a definition, from the parts of it that state them, with the sources of each."""
-    found = {}
+    constants = {}
+    functions = [tag.removeprefix(FUNCTION) for tag in tags if tag.startswith(FUNCTION)]
     for rule in rules_of(op_type):
         if rule.needs and rule.needs not in inputs:
             continue
         stated = [Statement(f"axis {axis}", size) for axis, size in axes if axis in rule.axes]
         stated += _matching(rule.described, text.lower().replace("\N{MINUS SIGN}", "-"), "description")
         stated += _matching(rule.named, name, "name")
-        models = [tag.removeprefix("model:") for tag in tags if tag.startswith("model:")] if rule.config else []
-        for model, entry in ((model, one) for model in models for one in entries().values() if model in one.tags):
-            given = next((entry.config[key] for key in rule.config if entry.config.get(key) is not None), None)
-            value = rule.values.get(given) if isinstance(given, str) else given
-            stated += [] if value is None else [Statement(f"model config {model}", value)]
-        called = [tag.removeprefix(FUNCTION) for tag in tags if tag.startswith(FUNCTION)]
-        stated += [Statement(f"fi_api {one}", rule.functions[one]) for one in called if one in rule.functions]
+        stated += _of_models(rule, tags)
+        stated += [Statement(f"fi_api {one}", rule.functions[one]) for one in functions if one in rule.functions]
         stated = [one for one in stated if _is_finite(one.value)]
-        if rule.reader:
-            own = getattr(reference_text, rule.reader)(reference)
-        else:
-            numbers = reference_text.assigned(reference)
-            own = next((numbers[name] for name in rule.assigned if name in numbers), None)
-        own = own if own is not None and _is_finite(own) else None
-        usual = [rule.defaults[one][1] for one in called if one in rule.defaults]
+        usual = [rule.defaults[one][1] for one in functions if one in rule.defaults]
         usual += [] if rule.usual is None else [rule.usual]
-        alone = own is not None and not stated and own not in usual
-        stated += [] if own is None else [Statement("reference", own)]
+        in_reference = _of_reference(rule, reference)
+        alone = in_reference is not None and not stated and in_reference not in usual
+        stated += [] if in_reference is None else [Statement("reference", in_reference)]
         if not stated and rule.usual is not None:
             stated = [Statement("usual", rule.usual)]
         if stated:
-            found[rule.name] = Constant(rule.label, tuple(stated), alone)
-    return Constants(MappingProxyType(found))
+            constants[rule.name] = Constant(rule.label, tuple(stated), alone)
+    return Constants(MappingProxyType(constants))
+
+
+def _of_models(rule: Rule, tags: tuple[str, ...]) -> list[Statement]:
+    """The values in the configs of the bundled models that `model:` tags name."""
+    stated = []
+    for model in (tag.removeprefix("model:") for tag in tags if rule.config and tag.startswith("model:")):
+        for config in (entry.config for entry in entries().values() if model in entry.tags):
+            content = next((config[key] for key in rule.config if config.get(key) is not None), None)
+            value = rule.values.get(content) if isinstance(content, str) else content
+            stated += [] if value is None else [Statement(f"model config {model}", value)]
+    return stated
+
+
+def _of_reference(rule: Rule, reference: str) -> Value | None:
+    """The value that a reference's text states; None: none, or none that is finite."""
+    if rule.reader:
+        value: Value | None = getattr(reference_text, rule.reader)(reference)
+    else:
+        numbers = reference_text.assigned(reference)
+        value = next((numbers[name] for name in rule.assigned if name in numbers), None)
+    return value if value is not None and _is_finite(value) else None
 
 
 def _matching(patterns: Patterns, text: str, source: str) -> list[Statement]:

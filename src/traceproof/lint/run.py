@@ -1,24 +1,17 @@
 """Linting a dataset."""
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from traceproof.dataset.tree import paused_collection, read_tree
-from traceproof.lint import definitions, model, workloads
-from traceproof.lint.model import Finding, LintedDataset, LintReport
+from traceproof.lint import definitions, workloads
+from traceproof.lint.definitions import OF_DEFINITION
+from traceproof.lint.model import LintedDataset, LintReport, chosen, reported
 
+OF_DATASET = (*definitions.OF_DATASET, *workloads.OF_DATASET)
 NEEDS_FLASHINFER = "TP422"  # rule that needs an unpacked FlashInfer
 DEEPEST = 50_000  # Python frames: a walk takes about five per level, and the parser accepts about 3,000 levels
-
-
-def findings(dataset: LintedDataset) -> Iterator[Finding]:
-    """The findings of all checks."""
-    for check in (*definitions.OF_DATASET, *workloads.OF_DATASET):
-        yield from check(dataset)
-    for subject in dataset.subjects:
-        for of_one in definitions.OF_DEFINITION:
-            yield from (one._replace(path=subject.path) for one in of_one(subject))
 
 
 def lint(
@@ -35,7 +28,7 @@ def lint(
     Raises TraceproofError: the dataset, the baseline or FlashInfer is not where it should be, or a code is
     unknown.
     """
-    rules = model.chosen("TP", select, ignore)
+    rules = chosen("TP", select, ignore)
     dataset = LintedDataset(read_tree(root), flashinfer)
     not_run: tuple[str, ...] = ()
     if flashinfer is None and (one := rules.get(NEEDS_FLASHINFER)) is not None:
@@ -44,7 +37,10 @@ def lint(
     sys.setrecursionlimit(max(before, DEEPEST))
     try:
         with paused_collection():
-            found = [one for one in findings(dataset) if one.code in rules]
+            found = [one for check in OF_DATASET for one in check(dataset)]
+            for subject in dataset.subjects:
+                found += [one._replace(path=subject.path) for check in OF_DEFINITION for one in check(subject)]
     finally:
         sys.setrecursionlimit(before)
-    return model.reported(found, {"definitions": len(dataset.tree.definitions)}, baseline, not_run)
+    read = {"definitions": len(dataset.tree.definitions)}
+    return reported((one for one in found if one.code in rules), read, baseline, not_run)
