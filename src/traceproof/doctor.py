@@ -274,21 +274,29 @@ def check_stack(stack: Installation, look: Look) -> CheckRow:
         name for name in dict.fromkeys([distribution(stack.name), distribution(MAIN)]) if name in facts["versions"]
     ]
     found = ", ".join(["ready", where, *(f"{name} {facts['versions'][name]}" for name in names)])
-    (toolkit, release), advice = facts["compiler"], ""
-    source = look.config.stacks[stack.name].get("source")
-    if has_driver() and facts["cuda"]:
-        problem, advice = f"PyTorch finds no GPU: {facts['cuda']}", NO_GPU
-    elif has_driver() and STACKS[stack.name].needs_nvcc and toolkit is None:
-        problem = f"no CUDA compiler: {release}"
-        advice = f"Name a toolkit's folder, which has bin/nvcc, as stacks.{stack.name}.cuda_home in config.yaml; "
-        advice += f"stacks.{stack.name}.python: null builds an environment that has one."
-    elif source not in {None, "locked"} and not (look.root / Path(str(source)).expanduser()).is_dir():
-        problem = f"its source {source} is no folder"
-        advice = f"Name a checkout as stacks.{stack.name}.source in config.yaml; null takes the installed package."
-    elif has_driver() and STACKS[stack.name].needs_nvcc:
+    problem, advice = _lacking(stack.name, facts, look)
+    if problem:
+        return CheckRow(name=stack.name, found=found, problem=problem, advice=advice)
+    if has_driver() and STACKS[stack.name].needs_nvcc:
+        toolkit, release = facts["compiler"]
         found += f", nvcc {release} of {toolkit}"
-    version = "" if problem else facts["versions"].get(distribution(stack.name), "")
-    return CheckRow(name=stack.name, found=found, problem=problem, advice=advice, version=version)
+    return CheckRow(name=stack.name, found=found, version=facts["versions"].get(distribution(stack.name), ""))
+
+
+def _lacking(name: str, facts: InterpreterFacts, look: Look) -> tuple[str, str]:
+    """What a stack that can be imported lacks, a GPU, nvcc or its source, and what to do; empty if nothing."""
+    toolkit, release = facts["compiler"]
+    if has_driver() and facts["cuda"]:
+        return f"PyTorch finds no GPU: {facts['cuda']}", NO_GPU
+    if has_driver() and STACKS[name].needs_nvcc and toolkit is None:
+        advice = f"Name a toolkit's folder, which has bin/nvcc, as stacks.{name}.cuda_home in config.yaml; "
+        advice += f"stacks.{name}.python: null builds an environment that has one."
+        return f"no CUDA compiler: {release}", advice
+    source = look.config.stacks[name].get("source")
+    if source not in {None, "locked"} and not (look.root / Path(str(source)).expanduser()).is_dir():
+        advice = f"Name a checkout as stacks.{name}.source in config.yaml; null takes the installed package."
+        return f"its source {source} is no folder", advice
+    return "", ""
 
 
 def _unbuilt(stack: Installation, root: Path) -> str:

@@ -152,13 +152,16 @@ class _Gate(Generic[Kind]):
 
 
 class _Groups:
-    """Sums over groups of P^2, P E and E^2: P is a group's sum of error * expected, E that of expected^2."""
+    """Sums over groups of P^2, P E and E^2: P is a group's sum of error * expected, E that of expected^2.
+
+    The slope is the sum of P by that of E; these tell how far it varies from group to group.
+    """
 
     def __init__(self) -> None:
         self._products = self._mixed = self._squares = 0.0
 
     def add(self, products: torch.Tensor, energy: torch.Tensor) -> None:
-        """Add groups by their P and E, both float64 [groups]."""
+        """Add groups, whose P are `products` and whose E are `energy`, both float64 [groups]."""
         self._products += float(products @ products)
         self._mixed += float(products @ energy)
         self._squares += float(energy @ energy)
@@ -522,6 +525,6 @@ def gate_of(
     gate = numeric_gate(kind, dtype or actual.dtype)
     rows = gate.prepare(actual, entries)
     gate.add(rows)
-    if gate.due(0):
+    if gate.due(0):  # the limits follow from all elements, which the gate now knows
         gate.check(rows)
     return gate.result()

@@ -72,12 +72,12 @@ class _Collector:
         self.rows: dict[str, TestRow] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
-        """Record the result of a phase."""
+        """Add a phase to its test's row: its seconds, and outcome and message if it did not pass."""
         test, _, case = report.nodeid.rpartition("::")[2].partition("[")
         new = TestRow(test=test, case=case.removesuffix("]"), outcome="passed", message="", seconds=0.0)
         row = self.rows.setdefault(report.nodeid, new)
         row["seconds"] += report.duration
-        if report.outcome != "passed" or (report.when == "call" and row["outcome"] == "passed"):
+        if report.outcome != "passed":
             broken = report.outcome == "failed" and report.when != "call"
             row["outcome"] = "error" if broken else report.outcome
             longrepr = report.longrepr

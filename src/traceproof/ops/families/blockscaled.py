@@ -897,7 +897,7 @@ def _flashinfer_kv(api: Api, _: Definition, inputs: Given) -> Outputs:
     sm=SM100,
 )
 def _flashinfer_experts(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """All rows of each expert count; the kernel returns codes with experts last, and scales in tiles."""
+    """All rows count, whatever `mask` says; the kernel returns codes with experts last, and scales in tiles."""
     a = inputs["a"]
     valid_rows = torch.full((len(a),), a.shape[1], dtype=torch.int32, device=a.device)
     codes, tiles = api[SCALED](a, valid_rows, inputs["a_global_sf"])

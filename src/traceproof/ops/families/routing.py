@@ -126,36 +126,46 @@ def routing_of(definition: Definition) -> Routing:
     """Routing of a mixture, by its inputs and constants; raises Unsupported if it is of no known kind."""
     inputs, const = named(definition), definition.const_axes
     shapes = {name: spec.shape or () for name, spec in inputs.items()}
-    constants = (definition.constants.get(name) for name in ("top_k", "n_group", "topk_group"))
-    stated_top_k, groups, top_groups = (value if isinstance(value, int) else None for value in constants)
     shared = const.get("num_fused_shared_experts", 0) if "num_fused_shared_experts" in inputs else 0
     local = const.get(shapes["gemm1_weights"][0], -1) - shared
-    stated_method, biased = definition.constants.get("routing_method"), False
+    held: dict[str, Any] = {"local": local, "shared": shared}
     if "sorted_token_ids" in inputs:
-        method, experts, top_k = Method.PLANNED, local, const.get(shapes["topk_weights"][1], -1)
+        top_k = const.get(shapes["topk_weights"][1], -1)
+        routing = Routing(method=Method.PLANNED, top_k=top_k, experts=local, **held)
     elif "topk_ids" in inputs and not ("routing_logits" in inputs and inputs["topk_ids"].optional):
         packed = definition.constants.get("topk_ids") == "packed"
         method = Method.WEIGHTED if "topk_weights" in inputs else Method.PACKED if packed else Method.UNIFORM
-        experts, top_k = const.get("num_experts", local), const.get(shapes["topk_ids"][1], FEW)
-    elif "routing_logits" not in inputs:
-        raise Unsupported("inputs lack ['routing_logits'], or ['topk_ids']")
-    elif stated_top_k is None:
-        raise Unsupported("nobody gives top_k a number, nor does the reference")
+        top_k, experts = const.get(shapes["topk_ids"][1], FEW), const.get("num_experts", local)
+        routing = Routing(method=method, top_k=top_k, experts=experts, **held)
+    elif "routing_logits" in inputs:
+        routing = Routing(**_by_logits(definition, inputs), **held)
     else:
-        experts = const.get(shapes["routing_logits"][1], -1)
-        method = _method(inputs, stated_method, stated_top_k)
-        is_stated = stated_method is not None or "routing_method_type" in inputs
-        biased = is_stated and "routing_bias" in inputs and method is not Method.DEEPSEEK
-        top_k = 1 if is_stated and method is Method.LLAMA4 else stated_top_k
-    if method is Method.DEEPSEEK and (groups is None) != (top_groups is None):
-        raise Unsupported("of n_group and topk_group only one is given")
-    grouped = {"groups": groups or 1, "top_groups": top_groups or 1} if method is Method.DEEPSEEK else {}
-    routing = Routing(
-        method=method, top_k=top_k, experts=experts, local=local, shared=shared, biased=biased, **grouped
-    )
+        raise Unsupported("inputs lack ['routing_logits'], or ['topk_ids']")
     if routing.misfit is not None:
         raise Unsupported(routing.misfit)
     return routing
+
+
+def _by_logits(definition: Definition, inputs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """Method and sizes of a choice by logits, as `Routing` takes them. Raises Unsupported if numbers are lacking."""
+    constants = (definition.constants.get(name) for name in ("top_k", "n_group", "topk_group"))
+    top_k, groups, top_groups = (value if isinstance(value, int) else None for value in constants)
+    if top_k is None:
+        raise Unsupported("nobody gives top_k a number, nor does the reference")
+    stated_method = definition.constants.get("routing_method")
+    is_stated = stated_method is not None or "routing_method_type" in inputs
+    method = _method(inputs, stated_method, top_k)
+    experts = definition.const_axes.get((inputs["routing_logits"].shape or ())[1], -1)
+    found: dict[str, Any] = {"method": method, "top_k": top_k, "experts": experts, "biased": False}
+    if method is Method.DEEPSEEK:
+        if (groups is None) != (top_groups is None):
+            raise Unsupported("of n_group and topk_group only one is given")
+        return found | {"groups": groups or 1, "top_groups": top_groups or 1}
+    if is_stated:
+        found["biased"] = "routing_bias" in inputs
+        if method is Method.LLAMA4:
+            found["top_k"] = 1
+    return found
 
 
 def _method(inputs: Mapping[str, TensorSpec], stated: object, top_k: int) -> Method:

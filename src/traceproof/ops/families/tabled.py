@@ -220,7 +220,10 @@ def for_proxy(inputs: Given) -> dict[str, Any]:
 
 
 def pattern(definition: Definition, inputs: Given) -> dict[str, Any]:
-    """For patterns of blocks: block sizes, bits as uint32, and whether key heads share one pattern."""
+    """Arguments of FlashInfer's block-sparse calls: block sizes, bits as uint32, whether key heads share a pattern.
+
+    Patterns have a head axis of 1 or of all key heads, after the batch's; keys [batch keys heads channels].
+    """
     found: dict[str, Any] = {name: definition.const_axes.get(name) for name in ("q_block_size", "kv_block_size")}
     words = ("exact_block_bits", "kv_valid_bits")
     found |= {name: inputs[name].view(torch.uint32) for name in words if inputs.get(name) is not None}
