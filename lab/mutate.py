@@ -145,7 +145,7 @@ class Trial:
 
     def _all(self, source: str, subjects: list[SolvedCase]) -> list[Tensors]:
         with self._loaded(source) as found:
-            return [found.outputs(subject) for subject in subjects]
+            return [outputs_of(found, subject) for subject in subjects]
 
     def run(self, mutant: Mutant) -> dict[str, str]:
         """Fate of a mutant, and what it shows by. One that the policy refuses or that fails is killed."""
@@ -169,7 +169,9 @@ class Trial:
                 self._loaded(widened(source)) as mutant,
                 self._loaded(widened(self.definition.reference)) as original,
             ):
-                return all(same_function(mutant.outputs(subject), original.outputs(subject)) for subject in wide)
+                return all(
+                    same_function(outputs_of(mutant, subject), outputs_of(original, subject)) for subject in wide
+                )
         except CallError as error:
             if error.reply.status in WIDENED:
                 return False
@@ -187,7 +189,7 @@ class Trial:
         if differs:
             return {"fate": "survived", "by": differs}
         for subject, original in self._other():
-            if not same(source.outputs(subject), original):
+            if not same(outputs_of(source, subject), original):
                 by = f"not reached: differs on {subject.case.id}, seed {subject.seed}"
                 return {"fate": "survived", "by": by}
         return {"fate": "equivalent", "by": ""}
@@ -200,6 +202,11 @@ class Trial:
             found = [subject for seed in OTHER_SEEDS for subject in solved(self.definition, sizes, seed)]
             self.others = list(zip(found, self._all(self.definition.reference, found), strict=True))
         return self.others
+
+
+def outputs_of(source: UntrustedSource, subject: SolvedCase) -> Tensors:
+    """Outputs of a case. Raises CallError: there are none."""
+    return source.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
 
 
 def same(outputs: Tensors, original: Tensors) -> bool:

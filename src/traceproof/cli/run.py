@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -21,7 +22,8 @@ from traceproof.dataset.fetch import fetch
 from traceproof.environments.building import ready, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, sweep
-from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED, end_with_parent
+from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED
+from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl
 
 __all__ = ["FINDINGS", "UNFINISHED", "config_of"]  # names that commands import from here
 FINE = 0
@@ -187,7 +189,8 @@ def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     options: dict[str, Any] = {"cwd": cwd, "env": {**os.environ, CODE: str(FOUND)}, "stdin": subprocess.DEVNULL}
     # safe, since this process has no other threads
-    options |= {"stdout": stdout, "process_group": 0, "preexec_fn": end_with_parent}
+    ends_with_this = partial(prctl, PR_SET_PDEATHSIG, signal.SIGKILL)
+    options |= {"stdout": stdout, "process_group": 0, "preexec_fn": ends_with_this}
     try:
         started.append(subprocess.Popen(command, **options))
         if caught:  # before the process started

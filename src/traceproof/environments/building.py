@@ -131,6 +131,8 @@ def _install(environment: str, root: Path) -> None:
     python = folder / "bin" / "python"
     if environment in UNHASHED:
         install_cpu(python, pins, environment)
+        # Compiled once here, since the first command starts two processes that import it at the same time.
+        _run([str(python), "-c", "import sys; sys.dont_write_bytecode = False; import torch"], environment)
     else:
         # workers write no bytecode, and each would compile what it imports
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]

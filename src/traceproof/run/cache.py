@@ -53,16 +53,16 @@ class Cache:
 
     def get(self, keys: Iterable[str]) -> dict[str, Any]:
         """The values of those keys that the cache has. Raises TraceproofError: the file can not be used."""
-        wanted = list(dict.fromkeys(keys))
-        found: dict[str, Any] = {}
-        for at in range(0, len(wanted), AT_ONCE):
-            part = wanted[at : at + AT_ONCE]
-            marks = ",".join("?" * len(part))
-            asked = f"SELECT key, digest, value FROM rows WHERE key IN ({marks})"  # noqa: S608 - marks alone
-            for key, digest, value in self._done([(asked, part)]):
+        distinct = list(dict.fromkeys(keys))
+        values: dict[str, Any] = {}
+        for first in range(0, len(distinct), AT_ONCE):
+            batch = distinct[first : first + AT_ONCE]
+            marks = ",".join("?" * len(batch))
+            query = f"SELECT key, digest, value FROM rows WHERE key IN ({marks})"  # noqa: S608 - marks alone
+            for key, digest, value in self._done([(query, batch)]):
                 if digest == _digest(key, value):
-                    found[key] = json.loads(zlib.decompress(value))
-        return found
+                    values[key] = json.loads(zlib.decompress(value))
+        return values
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Keep values under their keys, all or none. Raises TraceproofError: the disk is full."""

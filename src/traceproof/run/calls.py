@@ -126,21 +126,21 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
         @functools.wraps(allocate)
         def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
             with torch.no_grad():
-                made = allocate(*args, **kwargs)
+                allocated = allocate(*args, **kwargs)
                 if unwritten:
-                    made.fill_(filler(made.dtype, value))
-                return FENCES[-1].around(made) if FENCES else made
+                    allocated.fill_(filler(allocated.dtype, value))
+                return FENCES[-1].around(allocated) if FENCES else allocated
 
         return filled
 
     replaced = [*UNWRITTEN, *(WRITTEN if FENCES else ())]
-    own = [(owner, name, vars(owner).get(name)) for owner, name in replaced]
+    originals = [(owner, name, vars(owner).get(name)) for owner, name in replaced]
     for owner, name in replaced:
         setattr(owner, name, filling(getattr(owner, name), unwritten=(owner, name) in UNWRITTEN))
     try:
         yield
     finally:
-        for owner, name, before in own:
+        for owner, name, before in originals:
             if before is None:
                 delattr(owner, name)  # inherited
             else:
@@ -166,9 +166,8 @@ class Fences:
     def __init__(self, *, at_end: bool) -> None:
         self._at_end, self._count = at_end, 0
         self.ways: set[str] = set()  # what lies beside its tensors, of the four kinds above
-        self._rooms: list[
-            tuple[torch.Tensor, int, int]
-        ] = []  # on a GPU: (all mapped bytes, start of the tensor, its size)
+        # on a GPU: (all mapped bytes, start of the tensor, its size)
+        self._mapped: list[tuple[torch.Tensor, int, int]] = []
 
     def around(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor between fences; the tensor itself if it is empty, not contiguous or one too many."""
@@ -180,35 +179,35 @@ class Fences:
             return value
         self._count += 1
         if value.is_cuda:
-            room, start = GpuPages.of(size, value.device), 0
-            self.ways.add(BYTES if room is None else UNMAPPED)
-            if room is None:
-                room, start = EMPTY(2 * FENCE + size, dtype=torch.uint8, device=value.device), FENCE
+            mapped, first = GpuPages.of(size, value.device), 0
+            self.ways.add(BYTES if mapped is None else UNMAPPED)
+            if mapped is None:
+                mapped, first = EMPTY(2 * FENCE + size, dtype=torch.uint8, device=value.device), FENCE
             elif self._at_end:
-                start = len(room) - aligned(size)
-            room.fill_(FENCE_BYTE)
-            self._rooms.append((room, start, size))
-            place = room[start : start + size]
+                first = len(mapped) - aligned(size)
+            mapped.fill_(FENCE_BYTE)
+            self._mapped.append((mapped, first, size))
+            content = mapped[first : first + size]
         else:
             self.ways.add(PAGES)
             page = mmap.PAGESIZE
-            between = -(-size // page) * page
-            held = mmap.mmap(-1, between + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            start = torch.frombuffer(held, dtype=torch.uint8).data_ptr()
-            for fence in (start, start + page + between):
+            mapped_bytes = -(-size // page) * page
+            mapping = mmap.mmap(-1, mapped_bytes + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            first = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
+            for fence in (first, first + page + mapped_bytes):
                 if ctypes.CDLL(None).mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0):
                     raise OSError("a page can not be protected")
-            offset = page + (between - aligned(size) if self._at_end else 0)
-            place = torch.frombuffer(held, dtype=torch.uint8, count=size, offset=offset)
-        return place.view(value.dtype).reshape(value.shape).copy_(value)
+            offset = page + (mapped_bytes - aligned(size) if self._at_end else 0)
+            content = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset)
+        return content.view(value.dtype).reshape(value.shape).copy_(value)
 
     @property
     def crossed(self) -> bool:
         """Whether bytes beside a tensor on a GPU have changed."""
         return any(
             bool((end != FENCE_BYTE).any())
-            for room, start, size in self._rooms
-            for end in (room[max(0, start - FENCE) : start], room[start + size : start + size + FENCE])
+            for mapped, start, size in self._mapped
+            for end in (mapped[max(0, start - FENCE) : start], mapped[start + size : start + size + FENCE])
         )
 
 
@@ -243,24 +242,24 @@ class GpuPages:
 
     def __init__(self, size: int, index: int) -> None:
         """Map at least `size` bytes on GPU number `index`. Raises OSError: the driver refuses."""
-        wanted = struct.pack("=4iQ8x", PINNED, 0, ON_DEVICE, index, 0)  # CUmemAllocationProp
+        properties = struct.pack("=4iQ8x", PINNED, 0, ON_DEVICE, index, 0)  # CUmemAllocationProp
         access = struct.pack("=3i", ON_DEVICE, index, READ_WRITE)  # CUmemAccessDesc
-        found, base, handle = _SIZE(), _NUMBER(), _NUMBER()
-        driver("cuMemGetAllocationGranularity", ctypes.byref(found), wanted, 0)
-        page = found.value
+        granularity, base, handle = _SIZE(), _NUMBER(), _NUMBER()
+        driver("cuMemGetAllocationGranularity", ctypes.byref(granularity), properties, 0)
+        page = granularity.value
         size = -(-size // page) * page
         driver("cuMemAddressReserve", ctypes.byref(base), size + 2 * page, 0, 0, 0)
-        driver("cuMemCreate", ctypes.byref(handle), size, wanted, 0)
+        driver("cuMemCreate", ctypes.byref(handle), size, properties, 0)
         start = base.value + page
         driver("cuMemMap", start, size, 0, handle.value, 0)
         driver("cuMemSetAccess", start, size, access, 1)
-        self._own = start, size, page, handle.value
+        self._mapping = start, size, page, handle.value
         # PyTorch wraps foreign memory by this attribute, and keeps this object alive as long as a tensor uses it.
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 2}
 
     def __del__(self) -> None:
-        if hasattr(self, "_own"):
-            self.dead.append(self._own)
+        if hasattr(self, "_mapping"):
+            self.dead.append(self._mapping)
 
     @classmethod
     def of(cls, size: int, device: torch.device) -> "torch.Tensor | None":
@@ -310,28 +309,27 @@ def under_load(
             with torch.cuda.stream(streams[2]):
                 product[0, :64].sin()
 
-    kept = [value.clone() if isinstance(value, torch.Tensor) else None for value in inputs]
-    found: list[list[tuple[str | None, Any]]] = []
-    until = time.monotonic() + LOAD_SECONDS
+    originals = [value.clone() if isinstance(value, torch.Tensor) else None for value in inputs]
+    results: list[list[tuple[str | None, Any]]] = []
+    deadline = time.monotonic() + LOAD_SECONDS
     for turn in range(repeats):
-        if turn >= LEAST_LOADED and time.monotonic() > until:
+        if turn >= LEAST_LOADED and time.monotonic() > deadline:
             break
-        for value, before in zip(inputs, kept, strict=True):
+        for value, before in zip(inputs, originals, strict=True):
             if before is not None:
                 value.copy_(before)
         queue(turn % (LOADS + 1))
         returned = call()
         queue(turn % (LOADS // 2 + 1))
-        found.append([(n, v.clone() if isinstance(v, torch.Tensor) else v) for n, v in returned])
+        results.append([(n, v.clone() if isinstance(v, torch.Tensor) else v) for n, v in returned])
     torch.cuda.synchronize(device)
-    return next((one for one in found[1:] if not _alike(one, found[0])), found[-1])
+    return next((one for one in results[1:] if not _alike(one, results[0])), results[-1])
 
 
 def _alike(one: Sequence[tuple[str | None, Any]], other: Sequence[tuple[str | None, Any]]) -> bool:
-    pairs = zip(one, other, strict=True) if len(one) == len(other) else ()
     return len(one) == len(other) and all(
         same_bits(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
-        for (_, a), (_, b) in pairs
+        for (_, a), (_, b) in zip(one, other, strict=True)
     )
 
 
@@ -390,8 +388,8 @@ def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
     stacked: Entries = []
     for entries in zip(*draws, strict=True):
         values = [value for _, value in entries]
-        alike = len({value.device for value in values}) == 1
-        stacked.append((entries[0][0], torch.stack(values if alike else [value.cpu() for value in values])))
+        one_device = len({value.device for value in values}) == 1
+        stacked.append((entries[0][0], torch.stack(values if one_device else [value.cpu() for value in values])))
     if further is None:
         return stacked
     more = further_draws(call, inputs, further, seed=seed, device=device, destinations=destinations)
@@ -416,7 +414,7 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
     rows = len(repeated[0])
     room = MOST_BYTES[device.type]
     room = room if device.type == "cpu" else min(room, torch.cuda.mem_get_info(device)[0] // PART_OF_FREE)
-    most = room // max(1, sum(value.nbytes for value in repeated))
+    most_times = room // max(1, sum(value.nbytes for value in repeated))
     wall, own = time.monotonic(), time.process_time()
 
     def clock() -> float:
@@ -425,42 +423,42 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
         return taken if device.type != "cpu" else max(time.process_time() - own, taken / BESIDE)
 
     end = order["seconds"]
-    left, times = order["draws"], 1
-    given: list[Any] = []
-    fresh = True
-    while left > 0:
+    draws_left, times = order["draws"], 1
+    stacked: list[Any] = []
+    new_seed = True
+    while draws_left > 0:
         begun = clock()
-        if not given or len(given[order["inputs"][0]]) != times * rows:
-            given = list(inputs)
+        if not stacked or len(stacked[order["inputs"][0]]) != times * rows:
+            stacked = list(inputs)
             for place, value in zip(order["inputs"], repeated, strict=True):
-                given[place] = value.repeat(times, *[1] * (value.dim() - 1))
-        if fresh:
+                stacked[place] = value.repeat(times, *[1] * (value.dim() - 1))
+        if new_seed:
             seed = (seed + GOLDEN) % (1 << 63)
             set_seed(seed, device)
-        fresh = not fresh
-        yield [(name, _unfolded(value, times, rows)) for name, value in call(given)]
-        left -= times
+        new_seed = not new_seed
+        yield [(name, _unfolded(value, times, rows)) for name, value in call(stacked)]
+        draws_left -= times
         now = clock()
-        took, spare = now - begun, end - now
-        following = min(times, left)
-        if 2 * times <= min(most, left) and PATIENCE * took <= spare:
-            following = 2 * times
-        elif took > spare:
-            following = int(times * spare / took) if spare > 0 else 0
-        if following != times or left <= 0:
-            _check_unchanged(given, inputs, [n for n in order["inputs"] if n < len(inputs) - destinations])
-        if not following:
+        spent, rest = now - begun, end - now
+        next_times = min(times, draws_left)
+        if 2 * times <= min(most_times, draws_left) and PATIENCE * spent <= rest:
+            next_times = 2 * times
+        elif spent > rest:
+            next_times = int(times * rest / spent) if rest > 0 else 0
+        if next_times != times or draws_left <= 0:
+            _check_unchanged(stacked, inputs, [n for n in order["inputs"] if n < len(inputs) - destinations])
+        if not next_times:
             return
-        times = following
+        times = next_times
 
 
 def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
     """An output of repeated rows on the CPU, [times, rows, ...]. Raises RuntimeError: it has other rows."""
-    found, count = torch.as_tensor(value).detach(), times * rows
-    if found.dim() < 1 or len(found) != count:
-        what = f"a call with {count} rows returned the shape {list(found.shape)}"
-        raise RuntimeError(f"{what}: expected {count} rows")
-    return found.cpu().clone().view(times, rows, *found.shape[1:])
+    output, count = torch.as_tensor(value).detach(), times * rows
+    if output.dim() < 1 or len(output) != count:
+        problem = f"a call with {count} rows returned the shape {list(output.shape)}"
+        raise RuntimeError(f"{problem}: expected {count} rows")
+    return output.cpu().clone().view(times, rows, *output.shape[1:])
 
 
 def _check_unchanged(given: Sequence[Any], inputs: Sequence[Any], places: Sequence[int]) -> None:
@@ -529,17 +527,17 @@ class Stopwatch:
         """Copies of the inputs, their contents moved by `turn`, at new addresses."""
         room = self._rooms[turn % 2]
         shift = APART * self._random.randrange(SPAN)
-        given: list[Any] = []
-        for place, value in enumerate(self._inputs):
+        copies: list[Any] = []
+        for index, value in enumerate(self._inputs):
             if not isinstance(value, torch.Tensor):
-                given.append(value)
+                copies.append(value)
                 continue
-            start = self._starts[place] + shift
-            flat = room[start : start + value.numel() * value.element_size()].view(value.dtype)
-            copy = flat.reshape(value.shape)
-            copy.copy_(moved(value, turn) if place < self._kept else value)
-            given.append(copy)
-        return given
+            start = self._starts[index] + shift
+            memory = room[start : start + value.numel() * value.element_size()].view(value.dtype)
+            copy = memory.reshape(value.shape)
+            copy.copy_(moved(value, turn) if index < self._kept else value)
+            copies.append(copy)
+        return copies
 
 
 def moved(value: torch.Tensor, turn: int) -> torch.Tensor:

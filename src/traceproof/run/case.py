@@ -85,14 +85,14 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
     raws = [raw_bytes(value) for value in small.values()]
     if sum(map(len, raws)) > HOST_BYTES or len(raws) < 2:
         return {}
-    rooms = [-(-len(raw) // ALIGNMENT) * ALIGNMENT for raw in raws]
-    packed = torch.empty(sum(rooms), dtype=torch.uint8)
-    for place, raw in zip(torch.split(packed, rooms), raws, strict=True):
-        place[: len(raw)] = raw
-    sent = torch.split(packed.to(device), rooms)
+    sizes = [-(-len(raw) // ALIGNMENT) * ALIGNMENT for raw in raws]
+    packed = torch.empty(sum(sizes), dtype=torch.uint8)
+    for target, raw in zip(torch.split(packed, sizes), raws, strict=True):
+        target[: len(raw)] = raw
+    parts_on_device = torch.split(packed.to(device), sizes)
     return {
         name: part[: len(raw)].view(value.dtype).as_strided(value.shape, value.stride()).clone()
-        for (name, value), part, raw in zip(small.items(), sent, raws, strict=True)
+        for (name, value), part, raw in zip(small.items(), parts_on_device, raws, strict=True)
     }
 
 
@@ -112,8 +112,8 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
     and last of one, second and last but one of the next, and so on, so that none hides another's.
     """
     value, alone = case.params[UNUSUAL], case.params.get(ALONE, {})
-    given = (name for name in case.params[BEFALLEN] if isinstance(inputs[name], torch.Tensor))
-    tensors = {name: one for name in given if (one := tensor(inputs, name)).numel()}
+    names = (name for name in case.params[BEFALLEN] if isinstance(inputs[name], torch.Tensor))
+    tensors = {name: one for name in names if (one := tensor(inputs, name)).numel()}
     shapes = [spec.shape or () for spec in definition.outputs.values()]
     of_outputs = {axis for shape in shapes for axis in shape} - {axis for shape in shapes for axis in shape[-1:]}
     for place, (name, one) in enumerate(tensors.items()):
@@ -133,8 +133,8 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
         # cycling through one factor small, the other, both, none: a sum hides what is far smaller
         if value == "small":
             parts = one.movedim(axis or 0, 0)
-            few = [at for at in range(len(parts)) if axis is None or not at >> place % 3 & 1]
-            parts[few] *= 2.0 ** (-OF_FLOAT16 if one.dtype is torch.float16 else SMALL)
+            small_parts = [at for at in range(len(parts)) if axis is None or not at >> place % 3 & 1]
+            parts[small_parts] *= 2.0 ** (-OF_FLOAT16 if one.dtype is torch.float16 else SMALL)
             if axis is not None and len(parts) > ZERO_STEP:
                 parts[ZERO_STEP::ZERO_STEP] *= 0
             continue
@@ -143,21 +143,21 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
             continue
         powers: tuple[int, ...] = LARGE if place else (*LARGE, LARGEST)
         powers = tuple(min(power, OF_FLOAT16) for power in powers) if one.dtype is torch.float16 else powers
-        for turn, power in enumerate(powers if one.dim() > 1 else powers[:1]):
-            one[turn :: len(powers) if one.dim() > 1 else 1] *= 2.0**power
+        for first_row, power in enumerate(powers if one.dim() > 1 else powers[:1]):
+            one[first_row :: len(powers) if one.dim() > 1 else 1] *= 2.0**power
 
 
 def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None:
     """Make one element decide each row of the last axis, at `boundaries` in turn: BOUNDARY, or `alone` in 0s."""
     rows = data.view(-1, data.shape[-1])
     places = torch.tensor(boundaries(data.shape[-1]), device=data.device)
-    each = places[torch.arange(len(rows), device=data.device) % len(places), None]
-    value = torch.full(each.shape, BOUNDARY if alone is None else alone, device=data.device).to(data.dtype)
+    deciding = places[torch.arange(len(rows), device=data.device) % len(places), None]
+    value = torch.full(deciding.shape, BOUNDARY if alone is None else alone, device=data.device).to(data.dtype)
     if data.dtype.itemsize == 1:  # scatter is not implemented for 8-bit floats
         rows, value = rows.view(torch.uint8), value.view(torch.uint8)
     if alone is not None:
         rows.zero_()
-    rows.scatter_(1, each, value)
+    rows.scatter_(1, deciding, value)
 
 
 def moved(inputs: Values) -> Values | None:
@@ -296,11 +296,11 @@ def expectation(  # noqa: PLR0913 - one output of one case
     """
     spec, trials = op.judged(definition)[name], op.trials(definition, case)
     sizes = definition.shape_of(spec, case.axes)
-    named = zip(spec.shape or (), sizes or (), strict=True)
-    left = op.open_axes(definition)
-    shape = None if sizes is None else tuple(None if axis in left else size for axis, size in named)
+    axis_sizes = zip(spec.shape or (), sizes or (), strict=True)
+    open_axes = op.open_axes(definition)
+    shape = None if sizes is None else tuple(None if axis in open_axes else size for axis, size in axis_sizes)
     kind = op.comparisons(definition).get(name)
-    held = {what: value for what, value in entries.items() if what != OTHER_TIES}
+    kept = {what: value for what, value in entries.items() if what != OTHER_TIES}
     lossless = case.params.get(UNUSUAL) == LOSSLESS
     if isinstance(kind, Quantised) and not reference:
         kind = of_lossless(kind) if lossless and kind.exact and on_gpu else kind
@@ -308,7 +308,7 @@ def expectation(  # noqa: PLR0913 - one output of one case
     return Expected(
         shape=(trials, *shape) if trials and shape is not None else shape,
         dtype=TORCH_DTYPES.get(spec.dtype),
-        oracle=held if reference else with_open_rows(entries),  # a reference sorts ties as its shadow does
+        oracle=kept if reference else with_open_rows(entries),  # a reference sorts ties as its shadow does
         comparison=of_reference(kind) if kind is not None and reference else kind,
         in_chunks=in_chunks,
         drawn=bool(trials),

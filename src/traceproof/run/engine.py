@@ -53,7 +53,7 @@ from traceproof.run.schema import (
 )
 from traceproof.run.shadow import modes_of
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
-from traceproof.run.trusted import Runner, absent, blocked
+from traceproof.run.trusted import Runner, blocked
 from traceproof.run.untrusted import NAN, CallError, CaseResult, UntrustedSource, loaded, refusal
 from traceproof.run.workers import EngineSettings, Environment, Worker, untrusted_pool
 from traceproof.sandbox import Pool, Reply, Status
@@ -64,7 +64,8 @@ MANY_CALLS = 32  # calls before the second run whose bits are compared: from thi
 PATIENCE = 2  # timeouts of an implementation in a definition after which its other cases are not run
 # A case of up to this memory takes a CPU less than two seconds in float64, mostly less than a crowded GPU.
 ORACLE_HOST_BYTES = 512 << 20
-Call = Callable[[JudgedCase], CaseResult]  # of untrusted code: calls it for a drawn case
+Caller = Callable[[JudgedCase], CaseResult]  # of untrusted code: calls it for a drawn case
+Call = tuple[Values, Tensors]  # inputs and outputs of a call
 T = TypeVar("T")
 
 
@@ -88,8 +89,8 @@ class Engine:
         self.threads = ThreadPoolExecutor(64)  # each thread waits for a worker
         compiled = settings.caches if main.on_gpu else None
         variables = jit.environment(compiled, main.record, python=main.python) if compiled else None
-        given: dict[str, Any] = {"conceal": settings.conceal, "weak": settings.weak, "environment": variables}
-        self.untrusted = untrusted or self._open.enter_context(untrusted_pool(gpu=main.on_gpu, **given))
+        options: dict[str, Any] = {"conceal": settings.conceal, "weak": settings.weak, "environment": variables}
+        self.untrusted = untrusted or self._open.enter_context(untrusted_pool(gpu=main.on_gpu, **options))
         keep_memory()
         torch.set_num_threads(1)  # several engines run side by side; and one thread sums in one order
         sweep(Path(tempfile.gettempdir()))
@@ -107,16 +108,22 @@ class Engine:
     def rows(self, entry: PlannedDefinition, implementations: Sequence[str]) -> Rows:
         """All rows of a definition, pairs last. Raises TraceproofError: a disk is full, or no worker starts."""
         self.prepare([entry], [name for name in implementations if name not in self.settings.functions])
-        wanted = {*implementations}
+        requested = {*implementations}
         needed = {REFERENCE} if entry.no_oracle is not None else set()  # the reference's shadow replaces an oracle
-        with filled(entry, self.untrusted) as made:
-            rows = DefinitionRun(self, made, sorted(wanted | needed)).rows()
-        return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
+        with filled(entry, self.untrusted) as filled_entry:
+            rows = DefinitionRun(self, filled_entry, sorted(requested | needed)).rows()
+        return [row for row in rows if row.implementation in requested or PAIR in row.implementation]
 
     def prepare(self, entries: Sequence[PlannedDefinition], implementations: Sequence[str]) -> None:
-        """Start ahead what definitions will need: a forked worker, and kernel builds, the longest first."""
-        if not entries:
-            return
+        """Start ahead what definitions will need: a forked worker per environment, and kernel builds."""
+        self._fork_workers(implementations)
+        wait_asleep(self.device)
+        caches = self.settings.caches  # without them, modules are compiled when called
+        if self.device.type == "cuda" and caches is not None:
+            self._start_builds(entries, implementations, caches)
+
+    def _fork_workers(self, implementations: Sequence[str]) -> None:
+        """Fork a worker per environment with this interpreter, which spares each the import of torch."""
         main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
         # A process that has used a GPU (`this_interpreter`) has its driver open, which does not survive a fork.
         closed = not main.on_gpu or bool(main.record["digest"])
@@ -124,22 +131,23 @@ class Engine:
         names = {environment_of(name) for name in implementations if name != REFERENCE}
         for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
             if self.environments[name].python == sys.executable and name not in self._workers:
-                self._workers_of(self.environments[name]).queue[-1].fork()  # spares the import of torch
-        wait_asleep(self.device)
-        caches = self.settings.caches
-        if self.device.type != "cuda" or caches is None:  # without caches, modules are compiled when called
-            return
+                self._workers_of(self.environments[name]).queue[-1].fork()
+
+    def _start_builds(
+        self, entries: Sequence[PlannedDefinition], implementations: Sequence[str], caches: Path
+    ) -> None:
+        """Start building the kernel modules that definitions need, the longest first."""
         capability = torch.cuda.get_device_capability()
-        wanted = [
+        modules = [
             (environment, module)
             for entry in entries
             for name in implementations
             if name != REFERENCE and (environment := self.environments.get(environment_of(name))) is not None
             for module in (jit.modules_for(name, entry.parsed, capability) if environment.on_gpu else ())
         ]
-        wanted.sort(key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
+        modules.sort(key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
         with self._lock:
-            for environment, module in wanted:
+            for environment, module in modules:
                 key = environment.name, module.label
                 if key not in self._builds:
                     self._builds[key] = self._builders.submit(
@@ -216,11 +224,10 @@ class Engine:
         if name in self.settings.functions:
             return None
         try:
-            why = blocked(name, definition, self.device.type)
+            installed = environment_of(name) in self.environments
+            why = blocked(name, definition, self.device.type, installed=installed)
         except Exception as error:  # noqa: BLE001 - an adapter's condition raised: this definition's result
             return CaseResult.failed(raised(error))
-        if why is None and environment_of(name) not in self.environments:
-            why = absent(name, definition)
         return None if why is None else CaseResult.skipped(why)
 
     def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
@@ -240,8 +247,8 @@ class Engine:
             payload = {"device": "cuda" if environment.on_gpu else "cpu", "threads": 1, "dataset": dataset}
             free = self._workers[environment.name] = LifoQueue()
             for _ in range(self.settings.workers):
-                told = environment, "traceproof.run.trusted:setup", payload, self.settings.limits
-                free.put(self._open.enter_context(Worker(*told, caches=self.settings.caches)))
+                options = environment, "traceproof.run.trusted:setup", payload, self.settings.limits
+                free.put(self._open.enter_context(Worker(*options, caches=self.settings.caches)))
         return self._workers[environment.name]
 
 
@@ -283,44 +290,40 @@ class DefinitionRun:
             for case in self.each([*plain, *(hidden if REFERENCE in self.names else ())]):
                 self._finish(case)
         explained: set[str] = set()
-        order = {planned.id: place for place, planned in enumerate(cases)}
+        order = {planned.id: position for position, planned in enumerate(cases)}
         for judged in sorted(self.held, key=lambda one: (one.planned.memory, order[one.planned.id])):
             rows = self.rows_of[judged.planned.id]
-            told = {row.implementation for row in judged.every if row.arbitration is not None} - explained
-            for name in told & rows.keys():
+            names = {row.implementation for row in judged.every if row.arbitration is not None} - explained
+            for name in names & rows.keys():
                 rows[name] = [judged.explained(row) for row in rows[name]]
-            explained |= told
-        found: Rows = []
+            explained |= names
+        all_rows: Rows = []
         for name in self.names:
-            mine = self.entry.known_rows(name, self.settings.record(name), self.settings.code)
-            for row in (one for one in mine if one.verdict is Verdict.SKIP):
+            of_name = self.entry.known_rows(name, self.settings.record(name), self.settings.code)
+            for row in (one for one in of_name if one.verdict is Verdict.SKIP):
                 self.settings.progress(name, row.definition, str(row.case), row.verdict)
-            mine += (row for rows in self.rows_of.values() for row in rows.get(name, ()))
-            found += sorted(mine, key=lambda row: order[str(row.case)])
-        found += sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
-        return found
+            of_name += (row for rows in self.rows_of.values() for row in rows.get(name, ()))
+            all_rows += sorted(of_name, key=lambda row: order[str(row.case)])
+        all_rows += sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
+        return all_rows
 
     # One case.
 
-    def _case(self, planned: PlannedCase) -> JudgedCase:
-        """A case of which nothing is drawn yet."""
-        return JudgedCase(
-            entry=self.entry,
-            definition=self.definition,
-            op=self.op,
-            planned=planned,
-            records={name: self.settings.record(name) for name in self.names},
-            code=self.settings.code,
-            tolerance=self.settings.tolerance,
-            dataset=self.settings.dataset,
-        )
-
     def each(
-        self, cases: Iterable[PlannedCase], call: Call | None = None, name: str = REFERENCE
+        self, cases: Iterable[PlannedCase], call: Caller | None = None, name: str = REFERENCE
     ) -> Iterator[JudgedCase]:
         """Each case once it is drawn, run and solved; `call` calls the untrusted code that rows name `name`."""
         for planned in cases:
-            case = self._case(planned)
+            case = JudgedCase(
+                entry=self.entry,
+                definition=self.definition,
+                op=self.op,
+                planned=planned,
+                records={name: self.settings.record(name) for name in self.names},
+                code=self.settings.code,
+                tolerance=self.settings.tolerance,
+                dataset=self.settings.dataset,
+            )
             names = [one for one in self.names if one == REFERENCE or not planned.hidden]
             case.results = {one: known for one in names if (known := self.known[one]) is not None}
             if call is not None or len(case.results) < len(names):
@@ -328,7 +331,7 @@ class DefinitionRun:
                     self._run(case, [one for one in names if one != REFERENCE], call, name)
             yield case
 
-    def _run(self, case: JudgedCase, trusted: Sequence[str], call: Call | None, name: str) -> None:
+    def _run(self, case: JudgedCase, trusted: Sequence[str], call: Caller | None, name: str) -> None:
         """Run one case: the calls are made by threads while the oracle is computed here."""
         device = drawing_device(self.definition, case.planned.case, self.engine.computing)
         try:
@@ -336,15 +339,15 @@ class DefinitionRun:
         except Exception as error:  # noqa: BLE001 - an op's or init's error is this definition's verdict
             case.inputs, case.problem = None, raised(error)
         calls = {one: partial(self._trusted, one, case.planned) for one in trusted if one not in case.results}
-        here = self.settings.functions.keys() & calls.keys()  # in this thread: the user may debug the function
+        local = self.settings.functions.keys() & calls.keys()  # in this thread: the user may debug the function
         if call is not None:
             calls[name] = partial(self._untrusted, case, call)
         submit = self.engine.threads.submit
-        asked = {one: submit(self._attempt, one, calls[one]) for one in calls if one not in here}
+        futures = {one: submit(self._attempt, one, calls[one]) for one in calls if one not in local}
         if self.entry.no_oracle is None and not case.planned.large and case.inputs is not None:
             case.right = self._solved(case)
-        case.results |= {one: self._attempt(one, calls[one]) for one in here}
-        case.results |= {one: future.result() for one, future in asked.items()}
+        case.results |= {one: self._attempt(one, calls[one]) for one in local}
+        case.results |= {one: future.result() for one, future in futures.items()}
 
     def _draw_on(self, case: JudgedCase, device: torch.device) -> None:
         planned, dataset = case.planned.case, self.settings.dataset
@@ -354,19 +357,19 @@ class DefinitionRun:
 
     def _solved(self, case: JudgedCase) -> Right:
         """The oracle's entries, computed on the GPU if there is one and the case is large."""
-        there = any(isinstance(one, torch.Tensor) and one.is_cuda for one in (case.inputs or {}).values())
-        large = case.planned.memory > ORACLE_HOST_BYTES or (self.settings.alone and there)
+        on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in (case.inputs or {}).values())
+        large = case.planned.memory > ORACLE_HOST_BYTES or (self.settings.alone and on_gpu)
         device = self.engine.computing if large else CPU
 
         def inputs() -> Values:
-            if there and self.engine.computing.type == "cpu":  # the inputs on the GPU are lost with it
+            if on_gpu and self.engine.computing.type == "cpu":  # the inputs on the GPU are lost with it
                 self._draw_on(case, CPU)
             return case.inputs or {}
 
         planned = case.planned
         try:
-            found = self.engine.expected(self.op, self.definition, planned.case, inputs, device, planned.memory)
-            return Right(oracle=found)
+            oracle = self.engine.expected(self.op, self.definition, planned.case, inputs, device, planned.memory)
+            return Right(oracle=oracle)
         except Exception as error:  # noqa: BLE001 - the error stands in each row of the case
             message = f"the oracle: {describe(error)}"
             return Right(blocked=Ruling(Verdict.ERROR, Error.ORACLE, message, {}))
@@ -382,7 +385,7 @@ class DefinitionRun:
         return result
 
     @staticmethod
-    def _untrusted(case: JudgedCase, call: Call) -> CaseResult:
+    def _untrusted(case: JudgedCase, call: Caller) -> CaseResult:
         """The result of calling untrusted code for a case."""
         if case.problem is not None:
             return CaseResult.failed(case.problem, "drawing the inputs: ")
@@ -393,12 +396,8 @@ class DefinitionRun:
 
     def _trusted(self, name: str, planned: PlannedCase) -> CaseResult:
         """The result of a ground truth for a case, in a worker; of a user's function, which is called here."""
-        item: dict[str, Any] = {
-            "implementation": name,
-            "definition": self.entry.definition,
-            "digest": self.entry.digest,
-        }
-        item |= {"case": planned.case.as_json(), "repeat": planned.repeat}
+        item: dict[str, Any] = {"implementation": name, "digest": self.entry.digest, "repeat": planned.repeat}
+        item |= {"case": planned.case.as_json(), "definition": self.entry.definition}
         function = self.settings.functions.get(name)
         if function is not None:
             function.device = self.engine.device.type
@@ -455,10 +454,11 @@ class DefinitionRun:
     def _with_reference(self, plain: Sequence[PlannedCase], hidden: Sequence[PlannedCase]) -> None:
         """All cases with the reference; then one with other fill and hidden ones, on a CPU in a new process."""
         again: JudgedCase | None = None
-        repeated, device = any(planned.repeat for planned in plain), self.engine.device.type
+        device = self.engine.device.type
         fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # different in every run
-        order: dict[str, Any] = {"limits": self.settings.limits, "device": device}
-        process = partial(loaded, self.definition, self.engine.untrusted, **order)
+        process = partial(
+            loaded, self.definition, self.engine.untrusted, limits=self.settings.limits, device=device
+        )
         with process(fill=NAN) as source:
             for case in self.each(plain, partial(self._called, source)):
                 if case.planned.repeat and case.results[REFERENCE].status == "ok":
@@ -466,76 +466,78 @@ class DefinitionRun:
                 else:
                     self._finish(case)
             if device == "cuda":
-                self._again(source, again, hidden, repeated=repeated, fill=fill)
+                self._again(source, again, hidden, fill)
         if device == "cpu" and (again is not None or hidden):
             with process(fill=NAN if again is None else fill) as source:
-                self._again(source, again, hidden, repeated=repeated, fill=fill)
+                self._again(source, again, hidden, fill)
 
     def _again(
-        self,
-        source: UntrustedSource,
-        first: JudgedCase | None,
-        hidden: Sequence[PlannedCase],
-        *,
-        repeated: bool,
-        fill: float,
+        self, source: UntrustedSource, first: JudgedCase | None, hidden: Sequence[PlannedCase], fill: float
     ) -> None:
         """Run one case a second time, then hidden cases, to find bits that vary and cached answers."""
-        before: tuple[Values, Tensors] | None = None
-        second: CaseResult | None = None
-        writes = self.definition.in_place or self.op.mutated(self.definition) or any(one.trials for one in hidden)
-        if first is not None:
-            calls = 1 if writes else MANY_CALLS + secrets.randbelow(MANY_CALLS)
-            call = partial(self._called, source, fill=fill, again=True, calls=calls)
-            second = self._attempt(REFERENCE, partial(self._untrusted, first, call))
-            if second.status == "ok" and first.inputs is not None:
-                before = first.inputs, second.outputs
+        writes = self.definition.in_place or self.op.mutated(self.definition)
+        once = bool(writes) or any(planned.trials for planned in hidden)
+        if first is None:
+            self._hidden(source, hidden, None, once=once)
+            return
+        calls = 1 if once else MANY_CALLS + secrets.randbelow(MANY_CALLS)
+        call = partial(self._called, source, fill=fill, second_run=True, calls=calls)
+        second = self._attempt(REFERENCE, partial(self._untrusted, first, call))
+        before = (first.inputs, second.outputs) if second.status == "ok" and first.inputs is not None else None
+        remembered = self._hidden(source, hidden, before, once=once)
+        first.results[REFERENCE] = self._joined(first.results[REFERENCE], second, remembered=remembered)
+        self._finish(first)
+
+    def _hidden(
+        self, source: UntrustedSource, cases: Sequence[PlannedCase], before: Call | None, *, once: bool
+    ) -> bool:
+        """Run and judge hidden cases; returns whether one gave the answer of the call `before` it.
+
+        `once`: inputs serve one call only, since it changes them.
+        """
+        repeated = any(planned.repeat for planned in self.entry.cases)
         remembered = False
         threads = 2 if self.engine.device.type == "cpu" else 1  # a cached answer by thread would show
-        held = None if before is None or writes else shapes_of(before[0])  # shapes in the call before
+        last_shapes = None if before is None or once else shapes_of(before[0])
 
         def called(case: JudgedCase) -> CaseResult:  # SAME_MEMORY if its inputs have the shapes of the call before
-            nonlocal held
-            shapes = None if writes or case.inputs is None else shapes_of(case.inputs)
-            there, held = shapes is not None and shapes == held, None
-            result = self._called(source, case, fill=None, threads=threads, how=SAME_MEMORY if there else "")
-            held = shapes
+            nonlocal last_shapes
+            shapes = None if once or case.inputs is None else shapes_of(case.inputs)
+            fits, last_shapes = shapes is not None and shapes == last_shapes, None
+            result = self._called(source, case, fill=None, threads=threads, how=SAME_MEMORY if fits else "")
+            last_shapes = shapes
             return result
 
-        for case in self.each(hidden, called):
+        for case in self.each(cases, called):
             result = case.results[REFERENCE]
             if repeated and result.status == "ok" and case.inputs is not None:
                 remembered |= before is not None and self._remembered(case.inputs, result.outputs, *before)
                 before = case.inputs, result.outputs
             self._finish(case)
-        if first is None or second is None:
-            return
-        one = first.results[REFERENCE]
-        if second.status != "ok":
-            joined = replace(second, message=f"its second run: {second.message}")
-        else:
-            names = sorted(one.outputs.keys() | second.outputs.keys())
-            pairs = ((name, one.outputs.get(name), second.outputs.get(name)) for name in names)
-            varying = [name for name, now, then in pairs if not self.same(now, then)]
-            joined = replace(
-                one,
-                mutated=sorted({*one.mutated, *second.mutated}),
-                aliased=sorted({*one.aliased, *second.aliased}),
-                subclassed=sorted({*one.subclassed, *second.subclassed}),
-                varying=varying,
-                remembered=remembered,
-            )
-        first.results[REFERENCE] = joined
-        self._finish(first)
+        return remembered
 
-    def _remembered(self, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors) -> bool:
+    def _joined(self, first: CaseResult, second: CaseResult, *, remembered: bool) -> CaseResult:
+        """The result of a case that was run twice."""
+        if second.status != "ok":
+            return replace(second, message=f"its second run: {second.message}")
+        names = sorted(first.outputs.keys() | second.outputs.keys())
+        return replace(
+            first,
+            mutated=sorted({*first.mutated, *second.mutated}),
+            aliased=sorted({*first.aliased, *second.aliased}),
+            subclassed=sorted({*first.subclassed, *second.subclassed}),
+            varying=[one for one in names if not self.same(first.outputs.get(one), second.outputs.get(one))],
+            remembered=remembered,
+        )
+
+    def _remembered(self, inputs: Values, outputs: Tensors, old_inputs: Values, old_outputs: Tensors) -> bool:
         """Whether every output has the bits of the call before, though its inputs were different."""
-        same = bool(outputs) and all(self.same(value, before.get(name)) for name, value in outputs.items())
+        same = bool(outputs) and all(self.same(value, old_outputs.get(name)) for name, value in outputs.items())
         flats = [value.reshape(-1) for value in outputs.values()] if same else []
-        alike = all(same_bits(flat[1:], flat[:-1]) for flat in flats)
-        if alike and (isinstance(self.op, GenericOp) or all(flat.double().isnan().all() for flat in flats)):
+        uniform = all(same_bits(flat[1:], flat[:-1]) for flat in flats)
+        if uniform and (isinstance(self.op, GenericOp) or all(flat.double().isnan().all() for flat in flats)):
             return False  # nothing says that different inputs have different answers here; one NaN stands for all
-        return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
+        return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(old_inputs))
 
     def _called(
         self,
@@ -544,23 +546,23 @@ class DefinitionRun:
         *,
         fill: float | None = NAN,
         threads: int = 1,
-        again: bool = False,
-        **more: Any,  # noqa: ANN401 - what else a CallRequest says
+        second_run: bool = False,
+        **options: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
         """The result of calling the reference; without an oracle, its shadow also becomes the expected value."""
         planned, inputs = case.planned, case.inputs
         assert inputs is not None
-        drawn = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63) if planned.trials else None
-        once = planned.further if not again and not planned.hidden else None
+        secret_seed = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63) if planned.trials else None
+        once = planned.further if not second_run and not planned.hidden else None
 
         def call(**order: Any) -> CaseResult:  # noqa: ANN401 - what else a CallRequest says
-            seed = planned.case.seed if drawn is None else drawn
+            seed = planned.case.seed if secret_seed is None else secret_seed
             return source.run(planned.case, inputs, **{"seed": seed, "fill": fill, "threads": threads} | order)
 
-        seed = {"seed": secrets.randbits(62)} if again and drawn is None else {}
+        seed = {"seed": secrets.randbits(62)} if second_run and secret_seed is None else {}
         further = once and once.within(self.settings.limits.seconds)
-        result = call(trials=planned.trials, further=further, **seed, **more)
-        if self.entry.no_oracle is not None and not planned.trials and not again:
+        result = call(trials=planned.trials, further=further, **seed, **options)
+        if self.entry.no_oracle is not None and not planned.trials and not second_run:
             case.right = shadowed(self.entry.reference, call)
         return result
 
@@ -572,15 +574,15 @@ def shapes_of(inputs: Values) -> list[object]:
 
 def shadowed(reference: str, call: Callable[..., CaseResult]) -> Right:
     """Results of `call(mode=...)` in float64, with sums in another order, and with ties in another order."""
-    found: Tensors = {}
+    entries: Tensors = {}
     for mode, what in zip(modes_of(reference), (SHADOW, BASELINE, OTHER_TIES), strict=False):
         try:
             result = call(mode=mode)
         except CallError as error:
-            return Right(oracle=_whole(found), shadow=error.told.rpartition("UnsupportedError: ")[2])
+            return Right(oracle=_whole(entries), shadow=error.told.rpartition("UnsupportedError: ")[2])
         for name, value in result.outputs.items():
-            found[name if what == SHADOW else f"{name}@{what}"] = value
-    return Right(oracle=_whole(found))
+            entries[name if what == SHADOW else f"{name}@{what}"] = value
+    return Right(oracle=_whole(entries))
 
 
 def _whole(oracle: Tensors) -> Tensors:

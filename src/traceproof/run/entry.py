@@ -3,7 +3,6 @@
 import argparse
 import atexit
 import contextlib
-import ctypes
 import functools
 import inspect
 import io
@@ -19,10 +18,10 @@ from pydantic import validate_call
 
 from traceproof.errors import TraceproofError
 from traceproof.programs import telling
+from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl
 
 FINDINGS, UNFINISHED, INTERRUPTED = 1, 2, 130  # exit codes; 130 is what shells use for Ctrl-C
 FOUND = "findings\n"  # the last line of a target's log where it ends with findings
-PR_SET_PDEATHSIG = 1
 TELLING = contextlib.ExitStack()  # the live line of how long a job has run; a job with a better one closes it
 PATIENCE_SECONDS = 3  # seconds for a clean end of an interrupted job; then SIGALRM ends it
 
@@ -34,8 +33,8 @@ def main() -> None:
     Pydantic converts texts to the parameters' types, so `Json[...]` is parsed.
     """
     script = vars(sys.modules["__main__"])
-    own = {name: one for name, one in script.items() if getattr(one, "__module__", "") == "__main__"}
-    jobs = [one for name, one in own.items() if inspect.isfunction(one) and not name.startswith("_")]
+    public = {name: one for name, one in script.items() if getattr(one, "__module__", "") == "__main__"}
+    jobs = [one for name, one in public.items() if inspect.isfunction(one) and not name.startswith("_")]
     parser = argparse.ArgumentParser(allow_abbrev=False)
     commands = parser.add_subparsers(required=True) if len(jobs) > 1 else None
     for job in jobs:
@@ -46,8 +45,8 @@ def main() -> None:
             option, needed = f"--{name.replace('_', '-')}", parameter.default is parameter.empty
             several = "*" if get_origin(parameter.annotation) is list else "?"
             command.add_argument(option, nargs=several, required=needed, default=argparse.SUPPRESS)
-    given, code = vars(parser.parse_args()), [1]  # a crash's, until it is known better
-    job, log = given.pop("job"), given.pop("log")
+    options, code = vars(parser.parse_args()), [1]  # a crash's, until it is known better
+    job, log = options.pop("job"), options.pop("log")
 
     def end() -> None:
         with contextlib.suppress(OSError):  # a pipe that nobody reads any more
@@ -56,7 +55,7 @@ def main() -> None:
 
     atexit.register(end)  # called last, as the first that is registered, after all threads have ended
     try:
-        run(functools.partial(validate_call(job), **given), log=log)
+        run(functools.partial(validate_call(job), **options), log=log)
         code[0] = 0
     except SystemExit as ending:
         code[0] = int(ending.code or 0)
@@ -70,7 +69,7 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    end_with_parent(signal.SIGTERM)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     terminal = sys.stderr
     file: TextIO
     try:
@@ -101,11 +100,6 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
         sys.stderr = terminal
         with contextlib.suppress(OSError):  # a full disk
             file.close()
-
-
-def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 class Tee:

@@ -103,10 +103,6 @@ class Pipeline:
         name = self.stacks[stack].environment
         return [] if name is None else [f"{FOLDER}/{name}/{INSTALLED}"]
 
-    def usable(self, stack: str) -> bool:
-        """Whether anything runs in a stack here: all but the main one need a GPU or a configured interpreter."""
-        return stack == MAIN or self.on_gpu or self.config.stacks[stack].python is not None
-
     def record(self, stack: str) -> str:
         """The JSON file that describes a stack: versions, content of packages, device."""
         return f"{self.results}/stacks/{stack}.json"
@@ -216,8 +212,8 @@ class Pipeline:
     def stack_options(self, wildcards: Wildcards) -> list[str]:
         """Command-line options of the script that records a stack."""
         stack, source = wildcards.stack, self.sources.of(wildcards.stack)
-        given = [f"--python={self.python(stack)}", f"--cuda-home={self.stacks[stack].cuda_home}"]
-        return [*given, f"--source={source}", f"--linked={self.sources.linked(stack)}"]
+        options = [f"--python={self.python(stack)}", f"--cuda-home={self.stacks[stack].cuda_home}"]
+        return [*options, f"--source={source}", f"--linked={self.sources.linked(stack)}"]
 
     # What was planned. Rules that use it come after the checkpoint `cases`.
 
@@ -250,9 +246,15 @@ class Pipeline:
         return tuple(name for name in for_op_type(op_type) if name not in TRUTHS or name in self.config.truths)
 
     def stacks_of(self, op_type: str) -> list[str]:
-        """The stacks that an op_type's implementations run in on this machine; the main one first."""
-        found = {environment_of(name) for name in self.implementations(op_type)}
-        return [MAIN, *sorted(name for name in found - {MAIN} if self.usable(name))]
+        """The stacks that an op_type's implementations run in; the main one first.
+
+        Without a GPU, nothing runs in any other one but those that have a configured interpreter.
+        """
+        found = {environment_of(name) for name in self.implementations(op_type)} - {MAIN}
+        return [
+            MAIN,
+            *sorted(name for name in found if self.on_gpu or self.config.stacks[name].python is not None),
+        ]
 
     def records(self, wildcards: Wildcards) -> list[str]:
         """Record files of the stacks that all planned op_types, or a family's, run in."""

@@ -57,17 +57,17 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
     if not base.axes:
         return
     random = Random(number)  # noqa: S311 - sizes
-    met = [base.axes]
+    axes_used = [base.axes]
     rows, tokens = (op.of_size(definition, base, FEW, long=long).axes for long in (False, True))
     for place, long in enumerate((False, True)):
         most = _most(definition, op, base, long=long)
         size = 2**most + random.randint(-1, 1)
         if long and rows == tokens:  # or a size that a const axis has: a square hides which axis is taken
-            alike = [one for one in definition.const_axes.values() if FEW < one <= 2**most]
-            size = random.choice([round(2 ** random.uniform(1, most)), *alike])
+            const_sizes = [one for one in definition.const_axes.values() if FEW < one <= 2**most]
+            size = random.choice([round(2 ** random.uniform(1, most)), *const_sizes])
         case = op.of_size(definition, base, max(1, size), long=long)
-        if case.axes not in met:
-            met.append(case.axes)
+        if case.axes not in axes_used:
+            axes_used.append(case.axes)
             yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
     size = round(2 ** min(random.uniform(*SEVERAL), _most(definition, op, base, long=True)))
     scalars = any(spec.shape is None for spec in definition.inputs.values())
@@ -88,14 +88,14 @@ def _unusual(  # noqa: PLR0913 - cases of one size and seed
     unusual = op.unusual(definition)
     again = ("again-0", "again-1") if "large" not in unusual and not alike else ()
     for turn, value in enumerate([*unusual, *again], 4):
-        few, apart = value in {"nan", "inf"}, op.row_axis(definition) is not None
-        least = FEW if apart else SEEN_ROWS  # beside fewer than 16 keys PyTorch's attention hides a query's NaN
-        one = op.of_size(definition, base, least if few else size, long=few and not apart)
+        two_values, apart = value in {"nan", "inf"}, op.row_axis(definition) is not None
+        fewest = FEW if apart else SEEN_ROWS  # beside fewer than 16 keys PyTorch's attention hides a query's NaN
+        one = op.of_size(definition, base, fewest if two_values else size, long=two_values and not apart)
         lists = {key: found for key, found in one.params.items() if isinstance(found, list | tuple)}
         # lists with an entry per sequence, unlike those of a block's sizes
         longest = max(map(len, lists.values()), default=0)
-        turned = value in {"small", "again-1"}
-        params = {**one.params, **{k: [*reversed(v)] for k, v in lists.items() if turned and len(v) == longest}}
+        backwards = value in {"small", "again-1"}
+        params = {**one.params, **{k: [*reversed(v)] for k, v in lists.items() if backwards and len(v) == longest}}
         if value in unusual:
             params |= {UNUSUAL: value, BEFALLEN: list(unusual[value])}
         yield Case(f"{HIDDEN}{value}", base.size, one.axes, (seed + turn) % (1 << 31), params)
@@ -106,8 +106,8 @@ def _unusual(  # noqa: PLR0913 - cases of one size and seed
     if op.memory(definition, several) > op.memory(definition, base) + SEEN_BYTES:
         several = op.of_size(definition, base, 2 * SEEN_INPUTS, long=False)
     seen = () if isinstance(op, GenericOp) else op.seen(definition)  # nothing says what a generic op makes of NaN
-    own = [name for name in seen if (definition.inputs[name].shape or ("",))[0] in definition.var_axes]
-    for what, names in (("rows", own), ("weights", [name for name in seen if name not in own])):
+    by_row = [name for name in seen if (definition.inputs[name].shape or ("",))[0] in definition.var_axes]
+    for what, names in (("rows", by_row), ("weights", [name for name in seen if name not in by_row])):
         if names:  # of many names, some by the seed: each costs two oracles
             some = sorted(Random(seed).sample(names, min(SEEN_INPUTS, len(names))), key=names.index)  # noqa: S311
             params = {**several.params, UNUSUAL: SEEN, BEFALLEN: some}
@@ -117,11 +117,11 @@ def _unusual(  # noqa: PLR0913 - cases of one size and seed
 def _most(definition: Definition, op: Op, base: Case, *, long: bool) -> int:
     """Exponent of the largest power of two that fits as a size; 0: none does."""
     at_once = op.at_once(definition, long=long)
-    room = op.memory(definition, base) + (LONG_BYTES if at_once and long else MOST_BYTES)
+    allowed = op.memory(definition, base) + (LONG_BYTES if at_once and long else MOST_BYTES)
     shapes = [spec.shape or () for spec in definition.inputs.values()]
     const = definition.const_axes
     weights = max((math.prod(const[axis] for axis in one) for one in shapes if const.keys() >= {*one}), default=1)
     most = MOST_POWER if at_once else MOST_POWER_BY_ROWS
-    powers = (one for one in range(most, 0, -1) if weights * 2**one <= MOST_PRODUCTS)
-    cases = ((one, op.of_size(definition, base, 2**one, long=long)) for one in powers)
-    return next((one for one, case in cases if op.memory(definition, case) <= room), 0)
+    exponents = (one for one in range(most, 0, -1) if weights * 2**one <= MOST_PRODUCTS)
+    cases = ((one, op.of_size(definition, base, 2**one, long=long)) for one in exponents)
+    return next((one for one, case in cases if op.memory(definition, case) <= allowed), 0)

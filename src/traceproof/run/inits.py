@@ -11,11 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-import torch
 from safetensors.torch import save
 
 from traceproof.dataset.constraints import System
-from traceproof.dataset.definition import Definition, Dialect, TensorSpec
+from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.dialects import COLUMNS, HELD, entry_of, run_of_init
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
@@ -56,27 +55,27 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Make]:
     refused = refusal(definition.init or "")
     if entry is None or refused is not None:
         raise InitError(f"init may not run: {refused.message}" if refused is not None else "there is no init")
-    free = [name for name in entry.required if name in definition.var_axes]
+    passed_axes = [name for name in entry.required if name in definition.var_axes]
     if "axes" in entry.parameters:
-        free = list(definition.var_axes)
-    text = run_of_init(definition.as_json(), entry, free, definition.const_axes)
-    number, flag = {"shape": None, "dtype": "int64"}, {"shape": None, "dtype": "bool"}
-    called = Definition.model_validate(
+        passed_axes = list(definition.var_axes)
+    text = run_of_init(definition.as_json(), entry, passed_axes, definition.const_axes)
+    integer, flag = {"shape": None, "dtype": "int64"}, {"shape": None, "dtype": "bool"}
+    caller = Definition.model_validate(
         {
             "name": definition.name,
             "op_type": definition.op_type,
             "axes": {name: axis.model_dump() for name, axis in definition.axes.items()},
-            "inputs": dict.fromkeys([*free, SEED], number),
+            "inputs": dict.fromkeys([*passed_axes, SEED], integer),
             "outputs": {f"{name}{HELD}": spec.model_dump() for name, spec in definition.inputs.items()}
             | {f"{name}{COLUMNS}": flag for name, spec in definition.inputs.items() if len(spec.shape or ()) > 1},
             "reference": text,
             "dialect": Dialect.TRACE_DUMP.value,
         }
     )
-    with loaded(called, pool, limits=limits, source=text, ours=True) as source:
+    with loaded(caller, pool, limits=limits, source=text, ours=True) as source:
 
         def make(wanted: Mapping[str, int], seed: int) -> Made:
-            given: Values = {name: wanted.get(name, seed) for name in called.inputs}
+            given: Values = {name: wanted.get(name, seed) for name in caller.inputs}
             case = Case("init", "small", {**definition.const_axes, **wanted, SEED: seed}, seed)
             try:
                 outputs = source.run(case, given, seed=seed).outputs
@@ -89,43 +88,36 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Make]:
         yield make
 
 
-def _checked(definition: Definition, given: Tensors, wanted: Mapping[str, int]) -> Made:
+def _checked(definition: Definition, returned: Tensors, wanted: Mapping[str, int]) -> Made:
     """Check what `init` returned against the definition's shapes and dtypes. Raises InitError: it does not fit."""
     sizes = dict(definition.const_axes)
     scalars: dict[str, bool | int | float] = {}
     tensors: Tensors = {}
     for name, spec in definition.inputs.items():
-        if name not in given:
+        if name not in returned:
             continue
-        value = given[name]
+        value = returned[name]
         if spec.shape is None:
             if value.numel() != 1:
                 raise InitError(f"init gives {name} the shape {list(value.shape)}, the definition says a number")
             scalars[name] = value.item()
-        else:
-            tensors[name] = _fitting(name, value, spec, spec.shape, sizes)
+            continue
+        stated = f"the definition says {spec.dtype} {list(spec.shape)}"
+        if value.dtype != TORCH_DTYPES.get(spec.dtype) or value.dim() != len(spec.shape):
+            raise InitError(f"init gives {name} as {value.dtype} {list(value.shape)}, {stated}")
+        for axis, size in zip(spec.shape, value.shape, strict=True):
+            if sizes.setdefault(axis, size) != size:  # a var axis has the size that it is first seen with
+                raise InitError(f"init gives {name} as {list(value.shape)}, {stated} with {axis} = {sizes[axis]}")
+        tensors[name] = value
     tensors_of = (name for name, spec in definition.inputs.items() if spec.shape is not None and not spec.optional)
-    lacking = sorted(set(tensors_of) - tensors.keys())
-    if lacking:
-        raise InitError(f"init gives no tensor for {', '.join(lacking)}")
-    known = {name: size for name, size in sizes.items() if name in definition.axes}
-    found = System(tuple(definition.axes), definition.constraints or ()).solve(known, wanted)
-    if found is None:
+    missing = sorted(set(tensors_of) - tensors.keys())
+    if missing:
+        raise InitError(f"init gives no tensor for {', '.join(missing)}")
+    known_sizes = {name: size for name, size in sizes.items() if name in definition.axes}
+    solution = System(tuple(definition.axes), definition.constraints or ()).solve(known_sizes, wanted)
+    if solution is None:
         raise InitError(f"init gives sizes that violate the constraints {list(definition.constraints or ())}")
-    return Made({name: found[name] for name in definition.var_axes}, scalars, tensors)
-
-
-def _fitting(
-    name: str, value: torch.Tensor, spec: TensorSpec, shape: tuple[str, ...], sizes: dict[str, int]
-) -> torch.Tensor:
-    """The tensor, checked against its spec; adds axes to `sizes` that are first seen in its shape."""
-    said = f"the definition says {spec.dtype} {list(shape)}"
-    if value.dtype != TORCH_DTYPES.get(spec.dtype) or value.dim() != len(shape):
-        raise InitError(f"init gives {name} as {value.dtype} {list(value.shape)}, {said}")
-    for axis, size in zip(shape, value.shape, strict=True):
-        if sizes.setdefault(axis, size) != size:
-            raise InitError(f"init gives {name} as {list(value.shape)}, {said} with {axis} = {sizes[axis]}")
-    return value
+    return Made({name: solution[name] for name in definition.var_axes}, scalars, tensors)
 
 
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=6 * GIB)  # of one call
@@ -139,31 +131,31 @@ def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
     allowed, so tied, tiny and large ones are not run. Where it makes none, or none for the repeated case or a
     hidden one, which every judgement needs, all inputs are drawn by role, and params["init"] says why.
     """
-    drawn = {one.id: one for one in entry.cases if one.skip is None and one.case.params.get("drawn")}
-    wanted = [one for one in drawn.values() if one.case.size != "adversarial"]
-    if entry.definition.get("init") is None or not wanted:
+    by_role = {one.id: one for one in entry.cases if one.skip is None and one.case.params.get("drawn")}
+    to_make = [one for one in by_role.values() if one.case.size != "adversarial"]
+    if entry.definition.get("init") is None or not to_make:
         yield entry
         return
-    made: dict[str, PlannedCase] = {}
+    made_cases: dict[str, PlannedCase] = {}
     why = ""
     with ExitStack() as files:
         try:
             with maker(entry.parsed, pool, LIMITS) as make:
-                for planned in sorted(wanted, key=lambda one: not (one.repeat or one.hidden)):
+                for planned in sorted(to_make, key=lambda one: not (one.repeat or one.hidden)):
                     try:
                         file = files.enter_context(os.fdopen(os.memfd_create("inputs"), "wb"))
-                        made[planned.id] = _described(entry.parsed, make, planned, file)
+                        made_cases[planned.id] = _described(entry.parsed, make, planned, file)
                     except InitError as error:
                         why = why or str(error)
                         if planned.repeat or planned.hidden:
                             raise
         except InitError as error:
-            made, why = {}, str(error)
-        changed = made or {
-            name: _with(one, params={**one.case.params, "init": why}) for name, one in drawn.items()
+            made_cases, why = {}, str(error)
+        new_cases = made_cases or {
+            name: _with(one, params={**one.case.params, "init": why}) for name, one in by_role.items()
         }
         yield entry.holding(
-            changed.get(one.id, one) for one in entry.cases if one.id in changed or one.id not in drawn
+            new_cases.get(one.id, one) for one in entry.cases if one.id in new_cases or one.id not in by_role
         )
 
 
@@ -174,11 +166,11 @@ def _described(definition: Definition, make: Make, planned: PlannedCase, file: I
     file.flush()
     inputs: dict[str, Any] = {name: {"type": "scalar", "value": value} for name, value in made.scalars.items()}
     for name in made.tensors:
-        place = {"path": f"/proc/{os.getpid()}/fd/{file.fileno()}", "tensor_key": name}
-        inputs[name] = {"type": "safetensors", **place, **({COLUMN_MAJOR: True} if name in made.columns else {})}
-    found = _with(planned, axes=dict(made.axes), params={"drawn": "by init", DESCRIBED: inputs})
-    memory = GenericOp(definition.op_type).memory(definition, found.case)
-    return found.model_copy(update={"memory": memory})
+        source = {"path": f"/proc/{os.getpid()}/fd/{file.fileno()}", "tensor_key": name}
+        inputs[name] = {"type": "safetensors", **source, **({COLUMN_MAJOR: True} if name in made.columns else {})}
+    described = _with(planned, axes=dict(made.axes), params={"drawn": "by init", DESCRIBED: inputs})
+    memory = GenericOp(definition.op_type).memory(definition, described.case)
+    return described.model_copy(update={"memory": memory})
 
 
 def _with(planned: PlannedCase, **changes: Any) -> PlannedCase:  # noqa: ANN401 - fields of a Case

@@ -65,46 +65,46 @@ class Job:
     def verify(self, verdicts: Path) -> None:
         """Write the verdict file by one rename. Raises TraceproofError: the disk is full; the cache has rows."""
         with ExitStack() as stack:
-            keeps = self.cache is not None and self.settings.tolerance is None
-            cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and keeps else None
-            asked = {name: _Asked(entry, self) for name, entry in self.plan.definitions.items()}
+            uses_cache = self.cache is not None and self.settings.tolerance is None
+            cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and uses_cache else None
+            requests = {name: _Asked(entry, self) for name, entry in self.plan.definitions.items()}
             if cache is not None and not self.force:
-                found = cache.get(key for one in asked.values() for key in one.keys.values())
-                for one in asked.values():
-                    one.take(found)
-            self._compute([one for one in asked.values() if one.lacking], cache)
+                kept_rows = cache.get(key for request in requests.values() for key in request.keys.values())
+                for request in requests.values():
+                    request.take(kept_rows)
+            self._compute([request for request in requests.values() if request.lacking], cache)
         run = verdicts.parent.parent.absolute()
         bundles = run / REPLAY / path_part(self.plan.op_type, OP_TYPE)  # an earlier run's bundles of this job
         for name in self.plan.whole if self.group else [""]:
             shutil.rmtree(bundles / path_part(name) if name else bundles, ignore_errors=True)
         lines = [rows_text([_broken_row(self.plan.op_type, broken).as_json() for broken in self.plan.broken])]
-        for one in asked.values():
-            rows = finished(graded(one.rows()), one.entry, options=self.options, run=run)
+        for request in requests.values():
+            rows = finished(graded(request.rows()), request.entry, options=self.options, run=run)
             lines.append(rows_text(row.as_json() for row in rows))
         write_text(verdicts, "".join(lines))
         if self.cache is not None:
             with Cache(self.cache) as cache:
                 cache.put({key_of_file(verdicts, self.cache): digest_file(verdicts)})
 
-    def _compute(self, lacking: Sequence["_Asked"], cache: Cache | None) -> None:
+    def _compute(self, missing: Sequence["_Asked"], cache: Cache | None) -> None:
         """Let the engine compute what is missing; where definitions run in parallel, the longest first."""
-        if not lacking:
+        if not missing:
             return
-        calls = _Calls(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
+        calls = _Calls(f"{self.plan.op_type + self.group:24}", sum(request.calls for request in missing))
         with self.engine(replace(self.settings, progress=calls.count)) as engine:
             # before there is a second thread, which would keep it from forking
-            engine.prepare([one.entry for one in lacking], self.implementations)
+            engine.prepare([request.entry for request in missing], self.implementations)
 
-            def compute(one: _Asked) -> None:
-                kept = one.compute(engine)
+            def compute(request: _Asked) -> None:
+                new_rows = request.compute(engine)
                 if cache is not None:
-                    cache.put(kept)
+                    cache.put(new_rows)
 
             threads = ThreadPoolExecutor(self.parallel)
-            order = sorted(lacking, key=lambda one: -one.cost) if self.parallel > 1 else lacking
+            ordered = sorted(missing, key=lambda request: -request.cost) if self.parallel > 1 else missing
             try:
                 with telling(calls):
-                    for done in [threads.submit(compute, one) for one in order]:
+                    for done in [threads.submit(compute, request) for request in ordered]:
                         done.result()
             except BaseException as error:  # an interrupt waits for no thread
                 threads.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
@@ -203,28 +203,28 @@ class _Asked:
 
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     """Cache key of one implementation's rows: a digest of all that they depend on."""
-    ours, settings = name == REFERENCE, job.settings
-    environment, judge = (
+    is_reference, settings = name == REFERENCE, job.settings
+    environment, of_judge = (
         settings.environments.get(environment_of(name)),
         settings.environments[MAIN].record["digest"],
     )
     cases = [
-        [case.digest, case.skip and asdict(case.skip), case.repeat, case.nonce if ours else 0, case.blobs]
+        [case.digest, case.skip and asdict(case.skip), case.repeat, case.nonce if is_reference else 0, case.blobs]
         for case in entry.cases
-        if ours or not case.hidden
+        if is_reference or not case.hidden
     ]
-    said = [entry.scaled_down, entry.no_oracle, entry.nonce if ours else 0]
-    code = [settings.code, settings.weak if ours else False]
+    facts = [entry.scaled_down, entry.no_oracle, entry.nonce if is_reference else 0]
+    code = [settings.code, settings.weak if is_reference else False]
     return digest_json(
-        [entry.digest, said, cases, name, code, [judge, environment and environment.record["digest"]]]
+        [entry.digest, facts, cases, name, code, [of_judge, environment and environment.record["digest"]]]
     )
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
     """The row for a file that is no definition."""
     of: dict[str, Any] = {"case": None, "implementation": REFERENCE, "against": None, "output": WHOLE}
-    found: dict[str, Any] = {"verdict": Verdict.ERROR, "reason": Error.DEFINITION, "message": broken.message}
-    return VerdictRow(definition=Path(broken.path).stem, op_type=op_type, path=broken.path, **of, **found)
+    verdict: dict[str, Any] = {"verdict": Verdict.ERROR, "reason": Error.DEFINITION, "message": broken.message}
+    return VerdictRow(definition=Path(broken.path).stem, op_type=op_type, path=broken.path, **of, **verdict)
 
 
 class _Calls:
@@ -249,21 +249,21 @@ class _Calls:
 
 def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
     """A definition's rows; those of the reference that passed get a grade, unless by a user's tolerance."""
-    found = list(rows)
-    passed = [row for row in found if row.verdict is Verdict.PASS]
-    kernels = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
+    all_rows = list(rows)
+    passed = [row for row in all_rows if row.verdict is Verdict.PASS]
+    truth_passed = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
 
-    def with_grade(row: VerdictRow) -> VerdictRow:  # `kernels`: outputs of cases that a ground truth passed
-        ours = row.implementation == REFERENCE and row.verdict is Verdict.PASS
-        if not ours or row.output == WHOLE or row.tolerance is not None:
+    def with_grade(row: VerdictRow) -> VerdictRow:  # in `truth_passed`: a ground truth passed, too
+        of_reference = row.implementation == REFERENCE and row.verdict is Verdict.PASS
+        if not of_reference or row.output == WHOLE or row.tolerance is not None:
             return row
-        kernel = (row.case, row.output) in kernels
-        grade = Grade.PROVED if kernel else Grade.CHECKED
+        of_truth = (row.case, row.output) in truth_passed
+        grade = Grade.PROVED if of_truth else Grade.CHECKED
         if row.against == SHADOW or row.constants:
-            grade = Grade.AGREED if kernel and row.against == SHADOW else Grade.CONSISTENT
+            grade = Grade.AGREED if of_truth and row.against == SHADOW else Grade.CONSISTENT
         return row.changed(grade=Grade.SCALED_DOWN if row.scaled_down else grade)
 
-    return [with_grade(row) for row in found]
+    return [with_grade(row) for row in all_rows]
 
 
 REPLAY = "replay"  # folder of replay bundles, in a run's folder
@@ -276,18 +276,19 @@ def finished(rows: Sequence[VerdictRow], entry: PlannedDefinition, *, options: s
     case with its seed (inputs are a pure function of these), the failing rows, and the command that repeats it.
     `options` are the run's own command-line options.
     """
-    found: list[VerdictRow] = []
+    complete: list[VerdictRow] = []
     failing: dict[str, list[VerdictRow]] = {}
     for row in rows:
-        whole = row.changed(repeat=row.command(options))
+        full_row = row.changed(repeat=row.command(options))
         if row.verdict == Verdict.FAIL and PAIR not in row.implementation:
-            names = path_part(entry.definition["name"]), path_part(f"{row.case}-{row.implementation}")
-            place = Path(REPLAY, path_part(row.op_type, OP_TYPE), *names).as_posix()
-            whole = whole.changed(replay=place)
-            failing.setdefault(place, []).append(whole)
-        found.append(whole)
+            folders = path_part(entry.definition["name"]), path_part(f"{row.case}-{row.implementation}")
+            bundle = Path(REPLAY, path_part(row.op_type, OP_TYPE), *folders).as_posix()
+            full_row = full_row.changed(replay=bundle)
+            failing.setdefault(bundle, []).append(full_row)
+        complete.append(full_row)
     cases = {planned.id: planned.case.as_json() for planned in entry.cases}
-    for place, about in failing.items():
-        content = {"repeat": about[0].repeat, "case": cases[str(about[0].case)], "definition": entry.definition}
-        write_json(run / place / "replay.json", {**content, "rows": [row.as_json() for row in about]})
-    return found
+    for bundle, failures in failing.items():
+        first = failures[0]
+        content = {"repeat": first.repeat, "case": cases[str(first.case)], "definition": entry.definition}
+        write_json(run / bundle / "replay.json", {**content, "rows": [row.as_json() for row in failures]})
+    return complete

@@ -70,19 +70,14 @@ class JudgedCase:
     right: Right = field(default_factory=Right)
     large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, for cases judged in chunks
 
-    @property
-    def shadowed(self) -> bool:
-        """Whether the reference's shadow replaces an oracle."""
-        return self.entry.no_oracle is not None
-
     @cached_property
     def rows(self) -> dict[str, Rows]:
         """Rows by implementation: one if there is nothing to compare, else one per output and per broken rule."""
-        found = {one: [self._row(one, *ruling) for ruling in self.rulings(one)] for one in self.results}
-        every = [row for rows in found.values() for row in rows]
-        for rows in found.values():
-            rows[:] = [self._arbitrated(row, every) if row.disputed else row for row in rows]
-        return found
+        by_name = {one: [self._row(one, *ruling) for ruling in self.rulings(one)] for one in self.results}
+        all_rows = [row for rows in by_name.values() for row in rows]
+        for rows in by_name.values():
+            rows[:] = [self._arbitrated(row, all_rows) if row.disputed else row for row in rows]
+        return by_name
 
     @property
     def every(self) -> Rows:
@@ -92,28 +87,28 @@ class JudgedCase:
     def rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
         """(output or WHOLE, ruling) of one implementation."""
         result, scaled_down = self.results[name], self.entry.scaled_down
-        whole: Ruling | None = None
+        of_case: Ruling | None = None
         if scaled_down and result.reason == Error.EXCEPTION:  # references need not accept other sizes
             raised = (result.message.strip().splitlines() or ["an exception"])[-1]
             refused = f"it does not take the sizes of a scaled-down definition ({scaled_down}): {raised}"
-            whole = Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
+            of_case = Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
         elif result.status != "ok":
             verdict = Verdict.SKIP if result.status == "skip" else Verdict.ERROR
-            whole = Ruling(verdict, result.reason, result.message, {})
+            of_case = Ruling(verdict, result.reason, result.message, {})
         elif self.right.blocked is not None:
-            whole = self.right.blocked
+            of_case = self.right.blocked
         elif result.inputs != self.digest:
-            differ = f"inputs {result.inputs} were seen, the oracle saw {self.digest}"
-            whole = Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
-        if whole is not None:
-            yield schema.WHOLE, whole
+            why = f"inputs {result.inputs} were seen, the oracle saw {self.digest}"
+            of_case = Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, why, {})
+        if of_case is not None:
+            yield schema.WHOLE, of_case
             return
-        ours, large = name == schema.REFERENCE, self.large[name] if self.planned.large else None
-        of: dict[str, Any] = {"reference": ours, "shadow": self.right.shadow, "numeric": large}
-        for output, ruling in rulings(self.subject, result, tolerance=self.tolerance, **of):
-            changed = f"with other numbers in its text ({scaled_down}) it fails: {ruling.reason}: {ruling.message}"
-            skips = self.entry.renumbered and ours and ruling.verdict is Verdict.FAIL
-            yield output, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, changed, {}) if skips else ruling
+        is_reference, of_chunks = name == schema.REFERENCE, self.large[name] if self.planned.large else None
+        options: dict[str, Any] = {"reference": is_reference, "shadow": self.right.shadow, "numeric": of_chunks}
+        for output, ruling in rulings(self.subject, result, tolerance=self.tolerance, **options):
+            why = f"with other numbers in its text ({scaled_down}) it fails: {ruling.reason}: {ruling.message}"
+            skips = self.entry.renumbered and is_reference and ruling.verdict is Verdict.FAIL
+            yield output, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, why, {}) if skips else ruling
 
     @cached_property
     def subject(self) -> SolvedCase:
@@ -124,11 +119,11 @@ class JudgedCase:
         )
 
     def _row(self, name: str, output: str, ruling: Ruling) -> schema.VerdictRow:
-        result, said = self.results[name], {"output": output, **ruling.fields}
+        result, fields = self.results[name], {"output": output, **ruling.fields}
         if result.isolation:
-            said["message"] += f"; isolation was weak: it could reach {result.isolation}"
-            said["isolation"] = result.isolation
-        return self.entry.row(self.planned, name, self.records[name], self.code, inputs=result.inputs, **said)
+            fields["message"] += f"; isolation was weak: it could reach {result.isolation}"
+            fields["isolation"] = result.isolation
+        return self.entry.row(self.planned, name, self.records[name], self.code, inputs=result.inputs, **fields)
 
     # Where implementations differ.
 
@@ -143,43 +138,43 @@ class JudgedCase:
 
     def pairs(self) -> Rows:
         """A row per output of two ground truths that both passed: half their distance, in units of the limit."""
-        found: Rows = []
+        pairs: Rows = []
         if not self.ran or self.tolerance is not None:
-            return found
+            return pairs
         comparisons = self.op.comparisons(self.definition)
         for output, spec in self.definition.outputs.items():
             if isinstance(comparisons.get(output), Samples | IndexSet):
                 continue  # sets and random draws have no distance
             elements = math.prod(self.definition.shape_of(spec, self.planned.case.axes) or ())
             passed = {row.implementation: row for row in _passed(self.every, output)}
-            named = [truth for truth in TRUTHS if truth in passed and truth in self.ran]
-            for one, other in combinations(named, 2):
+            truths = [truth for truth in TRUTHS if truth in passed and truth in self.ran]
+            for first, second in combinations(truths, 2):
                 if elements > HELD_APART:  # half the sum of both margins bounds it
-                    gates = (passed[name].gate for name in (one, other))
+                    gates = (passed[name].gate for name in (first, second))
                     bound = sum(gate.margin for gate in gates if gate is not None and gate.margin is not None) / 2
-                    found.append(_pair(passed[one], other, output, bound, "at most "))
-                elif (apart := self._apart(one, other, output)) is not None:
-                    found.append(_pair(passed[one], other, output, apart))
-        return found
+                    pairs.append(_pair(passed[first], second, output, bound, "at most "))
+                elif (distance := self._apart(first, second, output)) is not None:
+                    pairs.append(_pair(passed[first], second, output, distance))
+        return pairs
 
     def _arbitrated(self, row: schema.VerdictRow, rows: Rows) -> schema.VerdictRow:
         """A failing row with who agrees with whom, and who is in the minority."""
         implementation, output = row.implementation, row.output
         if output not in self.ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
             return row
-        apart = {
+        distances = {
             other: self._apart(implementation, other, output) for other in self.ran if other != implementation
         }
         passed = [one.implementation for one in _passed(rows, output)]
-        near = (one for one, value in apart.items() if value is not None and value <= 1 and one not in passed)
+        near = (one for one, value in distances.items() if value is not None and value <= 1 and one not in passed)
         ours, theirs = sorted([implementation, *near]), [schema.ORACLE, *sorted(passed)]
         outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
         sides = {"ours": ours, "theirs": theirs, "outvoted": outvoted, "recognised": []}
-        found = schema.Arbitration.model_validate(sides)
-        told = f"{', '.join(ours)} against {', '.join(theirs)}: "
-        told += f"{', '.join(outvoted)} in the minority" if outvoted else "undecided"
-        told = "no other implementation to compare with" if len(ours) == len(theirs) == 1 else told
-        return row.changed(message=f"{row.message}; {told}", arbitration=found)
+        arbitration = schema.Arbitration.model_validate(sides)
+        sentence = f"{', '.join(ours)} against {', '.join(theirs)}: "
+        sentence += f"{', '.join(outvoted)} in the minority" if outvoted else "undecided"
+        sentence = "no other implementation to compare with" if len(ours) == len(theirs) == 1 else sentence
+        return row.changed(message=f"{row.message}; {sentence}", arbitration=arbitration)
 
     def explained(self, row: schema.VerdictRow) -> schema.VerdictRow:
         """An arbitrated row with the known bugs that give its answer, if any."""
@@ -189,29 +184,29 @@ class JudgedCase:
         inputs = self.inputs or make_inputs(self.op, self.definition, case, device=CPU, dataset=dataset)
         subject = replace(self.subject, inputs=inputs)
         expected = subject.expected(row.output, on_gpu=self.results[row.implementation].on_gpu)
-        known = explain(subject, row.output, self.ran[row.implementation][row.output], expected)
-        told = "".join(f"; {text}" for text in known)
-        arbitration = row.arbitration.model_copy(update={"recognised": tuple(known)})
-        return row.changed(message=row.message + told, arbitration=arbitration)
+        recognised = explain(subject, row.output, self.ran[row.implementation][row.output], expected)
+        bugs = "".join(f"; {text}" for text in recognised)
+        arbitration = row.arbitration.model_copy(update={"recognised": tuple(recognised)})
+        return row.changed(message=row.message + bugs, arbitration=arbitration)
 
 
 def _passed(rows: Rows, output: str) -> Rows:
     return [row for row in rows if row.output == output and row.verdict == Verdict.PASS]
 
 
-def _pair(row: schema.VerdictRow, other: str, output: str, apart: float, about: str = "") -> schema.VerdictRow:
-    matches = apart <= 1
-    found = "match" if matches else "differ"
-    same = ("definition", "op_type", "case", "size", "seed", "axes", "repeat")
+def _pair(row: schema.VerdictRow, other: str, output: str, gap: float, about: str = "") -> schema.VerdictRow:
+    matches = gap <= 1
+    verb = "match" if matches else "differ"
+    shared = ("definition", "op_type", "case", "size", "seed", "axes", "repeat")
     return schema.VerdictRow(
-        **{name: getattr(row, name) for name in same},
+        **{name: getattr(row, name) for name in shared},
         implementation=f"{row.implementation}{schema.PAIR}{other}",
         against=other,
         output=output,
         verdict=Verdict.PASS if matches else Verdict.FAIL,
         reason=None if matches else Failure.NUMERICS,
-        message=f"ground truths {found}: half of what parts them is {about}{apart:.3g} of the limit",
-        gate=schema.GateResult(kind="pair", margin=apart if math.isfinite(apart) else None),
+        message=f"ground truths {verb}: half of what parts them is {about}{gap:.3g} of the limit",
+        gate=schema.GateResult(kind="pair", margin=gap if math.isfinite(gap) else None),
     )
 
 
@@ -234,21 +229,21 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
             yield name, ruling
     yield from (numeric or {}).items()
     why = "not judged: the output is optional and was not returned, though the case has an answer for it"
-    lacking = [name for name, spec in subject.definition.outputs.items() if spec.optional and name not in outputs]
-    unjudged = [name for name in lacking if numeric is None and name in subject.oracle]
+    left_out = [name for name, spec in subject.definition.outputs.items() if spec.optional and name not in outputs]
+    unjudged = [name for name in left_out if numeric is None and name in subject.oracle]
     yield from ((name, Ruling(Verdict.SKIP, Skip.UNJUDGED, why, {})) for name in unjudged)
-    known, returned = {*declared, *(numeric or ())}, dict.fromkeys([*outputs, *result.surplus])
-    yield from ((name, surplus(name)) for name in returned if name not in known)
-    found = [*misconduct(**{name: getattr(result, name) for name in MISCONDUCT})]
+    expected_names, returned = {*declared, *(numeric or ())}, dict.fromkeys([*outputs, *result.surplus])
+    yield from ((name, surplus(name)) for name in returned if name not in expected_names)
+    conduct = [*misconduct(**{name: getattr(result, name) for name in MISCONDUCT})]
     if result.varying:
         differing = f"a second run on the same inputs gave other bits in {list(result.varying)}"
-        found.append(Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {}))
+        conduct.append(Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {}))
     elif result.varying is not None:
         alike = {"gate": {"kind": "determinism"}}
-        found.append(Ruling(Verdict.PASS, None, "a second run gave the same bits", alike))
+        conduct.append(Ruling(Verdict.PASS, None, "a second run gave the same bits", alike))
     if result.remembered and result.varying is not None:
-        found.append(Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {}))
-    yield from ((schema.WHOLE, ruling) for ruling in found)
+        conduct.append(Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {}))
+    yield from ((schema.WHOLE, ruling) for ruling in conduct)
 
 
 # Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU. On a CPU 8 MiB, which exceeds the
@@ -317,13 +312,13 @@ class LargeCase:
 
     def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
         """The oracle's entries for `length` rows from `start`, by output and by what follows `@`."""
-        definition, cut = self.case.definition, dict(inputs)
+        definition, rows = self.case.definition, dict(inputs)
         for name, spec in definition.inputs.items():
             value = inputs[name]
             if isinstance(value, torch.Tensor) and axis in (spec.shape or ()):
-                cut[name] = value.narrow((spec.shape or ()).index(axis), start, length)
-        found = self.case.op.expected(definition, cut, self.case.planned.case.seen)
-        return {name: entries_of(found, name) for name in self.case.op.judged(definition)}
+                rows[name] = value.narrow((spec.shape or ()).index(axis), start, length)
+        entries = self.case.op.expected(definition, rows, self.case.planned.case.seen)
+        return {name: entries_of(entries, name) for name in self.case.op.judged(definition)}
 
 
 class _Measured(NamedTuple):

@@ -59,9 +59,9 @@ def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]
         groups.setdefault(entry.definition.op_type, []).append(name)
     for broken in tree.broken:
         groups.setdefault(group_of(broken), [])  # a folder with only broken files still gets verdicts
-    wanted, there = set(selection.definitions), ", ".join(sorted(groups))
+    requested, known = set(selection.definitions), ", ".join(sorted(groups))
     problems = [
-        f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {there}"
+        f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {known}"
         for name in selection.op_types
         if name not in groups
     ]
@@ -70,13 +70,13 @@ def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]
     if problems:
         raise TraceproofError(f"the selection does not fit the dataset {tree.root}", problems=problems)
     groups = {name: groups[name] for name in selection.op_types or groups}
-    if not wanted:
+    if not requested:
         return groups
-    found = {name: sorted(wanted.intersection(members)) for name, members in groups.items()}
-    if not any(found.values()):
-        problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(wanted)]
+    by_op_type = {name: sorted(requested.intersection(members)) for name, members in groups.items()}
+    if not any(by_op_type.values()):
+        problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(requested)]
         raise TraceproofError("no definition is of both the names and the op_types selected", problems=problems)
-    return {name: members for name, members in found.items() if members}
+    return {name: members for name, members in by_op_type.items() if members}
 
 
 def check_cases(selection: PlanSelection, groups: Mapping[str, list[str]]) -> None:
@@ -143,28 +143,28 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
 def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
     """The index entry of a plan: digests of its jobs, and what they need."""
     cases = [case for entry in planned.definitions.values() for case in entry.cases if case.skip is None]
-    facts = registry.get(planned.op_type)
+    op = registry.get(planned.op_type)
     # On a GPU several definitions at a time: Python that launches small kernels leaves most of it idle.
-    draws, many = any(case.trials for case in cases), len(planned.definitions) >= MANY
-    most = DRAWING_PARALLEL if draws else schema.PARALLEL if facts.slow or many else FEW_PARALLEL
+    sampler, many = any(case.trials for case in cases), len(planned.definitions) >= MANY
+    most = DRAWING_PARALLEL if sampler else schema.PARALLEL if op.slow or many else FEW_PARALLEL
     if not gpu:  # a sampler's reference takes longest of all there
-        most = FEW_PARALLEL if draws else 1
+        most = FEW_PARALLEL if sampler else 1
     parallel = max(1, min(most, len(planned.definitions)))
-    run = ([case for case in entry.cases if case.skip is None] for entry in planned.definitions.values())
-    needs = (max((one.memory + one.oracle_bytes + one.kernel_bytes for one in mine), default=0) for mine in run)
+    to_run = ([case for case in entry.cases if case.skip is None] for entry in planned.definitions.values())
+    needs = (max((one.memory + one.oracle_bytes + one.kernel_bytes for one in mine), default=0) for mine in to_run)
     largest = int(SLACK * sum(sorted(needs)[-parallel:]) / MIB)
     truths = schema.for_op_type(planned.op_type)
     stacks = len({schema.environment_of(name) for name in truths}) * schema.workers_of(parallel)  # processes
-    call = CASE_SECONDS * (len(truths) if gpu else 1)
-    byte = GPU_BYTE_SECONDS if gpu else CPU_BYTE_SECONDS
-    seconds = sum(call + TRIAL_SECONDS * case.trials + byte * case.memory for case in cases)
+    call_seconds = CASE_SECONDS * (len(truths) if gpu else 1)
+    byte_seconds = GPU_BYTE_SECONDS if gpu else CPU_BYTE_SECONDS
+    seconds = sum(call_seconds + TRIAL_SECONDS * case.trials + byte_seconds * case.memory for case in cases)
     if not gpu:  # draws that twelve definitions make at the same time
         seconds += sum(case.further.seconds for case in cases if case.further is not None)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
-    parts = {group: planned.of_group(group).as_text() for group in schema.group_names(len(planned.whole))}
+    plan_texts = {group: planned.of_group(group).as_text() for group in schema.group_names(len(planned.whole))}
     host = GPU_BASE_MB + stacks * STACK_MB + largest // parallel if gpu else BASE_MB + largest
     return schema.Listed(
-        digests={group: digest_bytes(text.encode()) for group, text in parts.items()},
+        digests={group: digest_bytes(text.encode()) for group, text in plan_texts.items()},
         mem_mb=host + parallel * PROCESS_MB,
         gpu_mb=GPU_MB + (1 + stacks + parallel) * PROCESS_MB + largest if gpu and cases else 0,
         parallel=parallel,
@@ -181,25 +181,25 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
     path, before = out / f"{op_type}.json", {}
     with suppress(TraceproofError):  # an earlier plan is reused only if the same code made it
-        found = schema.OpTypePlan.read(path) if context and path.exists() else None
-        before = found.definitions if found and found.context == context else {}
+        old_plan = schema.OpTypePlan.read(path) if context and path.exists() else None
+        before = old_plan.definitions if old_plan and old_plan.context == context else {}
     for name in sorted(names):
-        entry, earlier = tree.definitions[name], before.get(name)
-        if earlier is not None and _unchanged(tree, entry, earlier, selection):
+        entry, old_entry = tree.definitions[name], before.get(name)
+        if old_entry is not None and _unchanged(tree, entry, old_entry, selection):
             definitions |= {key: before[key] for key in (name, name + schema.SCALED_DOWN) if key in before}
         else:
             definitions |= _definition_plan(tree, entry, selection, broken)
-    told = tuple(schema.BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
+    files = tuple(schema.BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
     root = str(tree.root)
-    return schema.OpTypePlan(op_type=op_type, dataset=root, context=context, definitions=definitions, broken=told)
+    return schema.OpTypePlan(op_type=op_type, dataset=root, context=context, definitions=definitions, broken=files)
 
 
 def _unchanged(
     tree: DatasetTree, entry: DatasetEntry, earlier: schema.PlannedDefinition, selection: PlanSelection
 ) -> bool:
     """Whether a definition and its path are as they were when planned, and no workload file adds cases."""
-    definition, there = entry.definition, earlier.path == printable(entry.path.as_posix())
-    if not there or (selection.workloads and definition.name in tree.workload_files):
+    definition, same_path = entry.definition, earlier.path == printable(entry.path.as_posix())
+    if not same_path or (selection.workloads and definition.name in tree.workload_files):
         return False
     return json.dumps(earlier.definition) == json.dumps(definition.as_json())  # in text, inputs have an order
 
@@ -220,17 +220,17 @@ def _definition_plan(
             lines = fitting_lines(tree, definition, broken) if selection.workloads else []
             cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
             if unknown is None and _too_large(cases):
-                smaller, becomes = _scaled_down(definition, op, selection, path)
-                cases = [_noted(case, becomes) for case in cases]
+                smaller, note = _scaled_down(definition, op, selection, path)
+                cases = [_noted(case, note) for case in cases]
     except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with
-        what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
-        broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
+        message = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
+        broken.append(Broken(entry.path, message, "check its sizes, names and constraints"))
         return {}
-    wanted = _wanted(cases, selection.cases)
-    wanted = [case.model_copy(update={"blobs": _blobs_of(tree.root, case)}) for case in wanted]
-    whole = schema.PlannedDefinition.alone(definition, wanted, unknown, selection.hidden_seed)
-    found = {definition.name: whole.model_copy(update={"path": path})}
-    return found if smaller is None else {**found, definition.name + schema.SCALED_DOWN: smaller}
+    chosen = _wanted(cases, selection.cases)
+    chosen = [case.model_copy(update={"blobs": _blobs_of(tree.root, case)}) for case in chosen]
+    full_size = schema.PlannedDefinition.alone(definition, chosen, unknown, selection.hidden_seed)
+    plans = {definition.name: full_size.model_copy(update={"path": path})}
+    return plans if smaller is None else {**plans, definition.name + schema.SCALED_DOWN: smaller}
 
 
 def planned_alone(
@@ -240,25 +240,25 @@ def planned_alone(
     op, unknown = registry.for_definition(definition)
     cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
     check_cases(selection, {definition.op_type: [definition.name]})
-    wanted = _wanted(cases, selection.cases)
-    return schema.PlannedDefinition.alone(definition, wanted, unknown, selection.hidden_seed)
+    chosen = _wanted(cases, selection.cases)
+    return schema.PlannedDefinition.alone(definition, chosen, unknown, selection.hidden_seed)
 
 
 def _scaled_down(
     definition: Definition, op: Op, selection: PlanSelection, path: str
 ) -> tuple[schema.PlannedDefinition | None, str]:
     """The plan of a definition's scaled-down form, or None; and a sentence on what becomes of the definition."""
-    found = scaled_down_of(definition, op)
-    if isinstance(found, str):
-        return None, f"no scaled-down definition: {found}"
-    small, _ = registry.for_definition(found.definition)
-    cases = _cases(found.definition, small, selection, [], unknown=False, prefix=PREFIX)
+    scaled = scaled_down_of(definition, op)
+    if isinstance(scaled, str):
+        return None, f"no scaled-down definition: {scaled}"
+    scaled_op, _ = registry.for_definition(scaled.definition)
+    cases = _cases(scaled.definition, scaled_op, selection, [], unknown=False, prefix=PREFIX)
     if _too_large(cases):
-        return None, f"no scaled-down definition: with {found} it does not fit either"
-    wanted = _wanted(cases, selection.cases)
-    made = schema.PlannedDefinition.alone(found.definition, wanted, None, selection.hidden_seed)
-    told = {"path": path, "scaled_down": str(found), "renumbered": found.renumbered}
-    return made.model_copy(update=told), f"judged by a scaled-down definition: {found}"
+        return None, f"no scaled-down definition: with {scaled} it does not fit either"
+    chosen = _wanted(cases, selection.cases)
+    planned = schema.PlannedDefinition.alone(scaled.definition, chosen, None, selection.hidden_seed)
+    fields = {"path": path, "scaled_down": str(scaled), "renumbered": scaled.renumbered}
+    return planned.model_copy(update=fields), f"judged by a scaled-down definition: {scaled}"
 
 
 def _too_large(cases: Sequence[schema.PlannedCase]) -> bool:
@@ -286,52 +286,52 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     prefix: str = "",
 ) -> list[schema.PlannedCase]:
     """All cases of a definition, hidden ones last."""
-    blocked = op.no_inputs(definition)
-    if blocked is not None:
+    no_inputs = op.no_inputs(definition)
+    if no_inputs is not None:
         case = Case(UNDRAWN, "edge", {}, selection.seed)
         selection.met.add(case.id)
-        none: dict[str, Any] = {"memory": 0, "trials": 0, "large": False, "nonce": 0}
-        note = Unavailable(Skip.NO_INPUTS, blocked)
-        return [schema.PlannedCase(case=case, digest=case.digest, skip=note, **none)]
+        no_fields: dict[str, Any] = {"memory": 0, "trials": 0, "large": False, "nonce": 0}
+        note = Unavailable(Skip.NO_INPUTS, no_inputs)
+        return [schema.PlannedCase(case=case, digest=case.digest, skip=note, **no_fields)]
 
-    def made(case: Case, skip: Unavailable | None = None) -> schema.PlannedCase:
+    def planned_case(case: Case, skip: Unavailable | None = None) -> schema.PlannedCase:
         """One case as the plan has it; `skip`: why it is not run, if not for its size."""
-        need, trials = op.memory(definition, case), op.trials(definition, case)
+        needed, trials = op.memory(definition, case), op.trials(definition, case)
         # kernels get large tensors in place of the small case's
         enlarged = op.enlarged(definition) if far.SIZE in case.params else None
-        more = enlarged.bytes(definition, case) if enlarged else 0
-        if skip is None and need + more > selection.memory_limit:
+        extra = enlarged.bytes(definition, case) if enlarged else 0
+        if skip is None and needed + extra > selection.memory_limit:
             limit = f"the limit (limits.memory_gb) is {selection.memory_limit / 2**30:.1f} GiB"
-            skip = Unavailable(Skip.DOES_NOT_FIT, f"needs about {(need + more) / 2**30:.1f} GiB, {limit}")
+            skip = Unavailable(Skip.DOES_NOT_FIT, f"needs about {(needed + extra) / 2**30:.1f} GiB, {limit}")
         return schema.PlannedCase(
             case=case,
             digest=case.digest,
-            memory=need,
+            memory=needed,
             trials=trials,
             skip=skip,
             large=not unknown and is_large(definition, op, case),
             nonce=selection.hidden_seed if trials else 0,
-            kernel_bytes=more,
+            kernel_bytes=extra,
             oracle_bytes=op.oracle_memory(definition, case),
             further=op.further(definition, case),
         )
 
     drawn = [*op.planned(definition, sizes=selection.sizes, seed=selection.seed)]
     drawn += op.boundaries(definition, seed=selection.seed) if selection.boundaries and not unknown else ()
-    planned = [made(replace(case, id=prefix + case.id)) for case in drawn]
+    planned = [planned_case(replace(case, id=prefix + case.id)) for case in drawn]
     for line in lines:
         workload, skip = line.trace.workload, None
         if line.missing:
-            lacks = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
-            skip = Unavailable(Skip.BLOB_MISSING, lacks)
+            missing = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
+            skip = Unavailable(Skip.BLOB_MISSING, missing)
         inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
         name, axes = f"workload-{workload.uuid}", dict(workload.axes)
-        planned.append(made(Case(name, WORKLOADS, axes, selection.seed, {"inputs": inputs}), skip))
+        planned.append(planned_case(Case(name, WORKLOADS, axes, selection.seed, {"inputs": inputs}), skip))
     planned = _mark_repeat(planned)
     base = next((entry.case for entry in planned if entry.repeat), None)
     if base is not None:
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
-        hidden = (made(case) for case in hidden_cases(definition, op, base, selection.hidden_seed))
+        hidden = (planned_case(case) for case in hidden_cases(definition, op, base, selection.hidden_seed))
         # hidden sizes that do not fit are left out
         planned += [entry.model_copy(update={"hidden": options}) for entry in hidden if entry.skip is None]
     selection.met.update(entry.id for entry in planned)
@@ -366,8 +366,8 @@ def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken
         inputs = sorted(definition.inputs.keys() - workload.inputs.keys() - optional)
         missing = f"axes {', '.join(axes)}" if axes else f"inputs {', '.join(inputs)}" if inputs else ""
         if missing:
-            said = f"the line has no {missing}, which the definition has"
-            broken.append(Broken(line.path, said, "mend the line, or remove it", line=line.line))
+            message = f"the line has no {missing}, which the definition has"
+            broken.append(Broken(line.path, message, "mend the line, or remove it", line=line.line))
         else:
             fitting.append(line)
     return fitting

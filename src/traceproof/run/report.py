@@ -96,13 +96,13 @@ def sentence(summary: Mapping[str, Any]) -> str:
     parts = [f"{counts[one]} {words}" for one, words in WORDS.items() if counts[one]]
     definitions = f"{len(conclusions)} definition{'' if len(conclusions) == 1 else 's'}"
     verdict = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
-    told = f"{verdict}: {', '.join([definitions, *parts])}"
+    text = f"{verdict}: {', '.join([definitions, *parts])}"
     if compared(conclusions):
-        return told
-    ours = (Counter(one["skips"]) for one in summary["groups"] if one["implementation"] == schema.REFERENCE)
-    why = _counted(sum(ours, Counter())) or "the selection has no case"
-    where = " in its own size" if Conclusion.SCALED_DOWN in conclusions else ""
-    return f"{told}; nothing was compared{where}: {why}"
+        return text
+    groups = (Counter(one["skips"]) for one in summary["groups"] if one["implementation"] == schema.REFERENCE)
+    reasons = _counted(sum(groups, Counter())) or "the selection has no case"
+    size = " in its own size" if Conclusion.SCALED_DOWN in conclusions else ""
+    return f"{text}; nothing was compared{size}: {reasons}"
 
 
 def _counted(skips: Mapping[str, int]) -> str:
@@ -152,34 +152,34 @@ class DefinitionResult(TypedDict):
 def concluded(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> DefinitionResult:
     """The result of one definition, from its rows, each with its kind of finding (None: no finding)."""
     rows = [row for row, _ in noted]
-    full = [row for row in rows if not row.scaled_down]  # scaled-down rows are not about its own size
-    cases, reasons = _compared(full)
+    full_size = [row for row in rows if not row.scaled_down]  # scaled-down rows are not about its own size
+    cases, reasons = _compared(full_size)
     judged = cases.get(schema.REFERENCE, set())
-    met = any(judged & cases.get(name, set()) for name in TRUTHS)
+    proved = any(judged & cases.get(name, set()) for name in TRUTHS)
     wrong = any(row.implementation == schema.REFERENCE and row.bad for row in rows)
     scaled_down = [row.scaled_down for row in rows if row.grade is Grade.SCALED_DOWN]
-    unconfirmed = [row.constants for row in full if row.grade is Grade.CONSISTENT and row.constants]
-    shadowed = {row.grade for row in full if row.against == schema.SHADOW and row.grade is not None}
-    grade: Grade | None = Grade.PROVED if met else Grade.CHECKED if judged else None
+    unconfirmed = [row.constants for row in full_size if row.grade is Grade.CONSISTENT and row.constants]
+    shadowed = {row.grade for row in full_size if row.against == schema.SHADOW and row.grade is not None}
+    grade: Grade | None = Grade.PROVED if proved else Grade.CHECKED if judged else None
     if scaled_down and not wrong:  # at its own size only edge cases were judged
         grade = Grade.SCALED_DOWN
     elif unconfirmed and not wrong:
         grade = Grade.CONSISTENT
-    elif wrong or any(row.unjudged for row in full):  # nobody judged one of its outputs: nothing is proved
+    elif wrong or any(row.unjudged for row in full_size):  # nobody judged one of its outputs: nothing is proved
         grade = None
     elif shadowed:  # the best grade of its rows counts
         grade = Grade.AGREED if Grade.AGREED in shadowed else Grade.CONSISTENT
     scaled = Grade.SCALED_DOWN
-    shown = {Skip.NO_ORACLE if one.unjudged else scaled if one.grade is scaled else one.verdict for one in rows}
-    marks = {_mark(row, finding) for row, finding in noted}
+    verdicts = {Skip.NO_ORACLE if one.unjudged else scaled if one.grade is scaled else one.verdict for one in rows}
+    conclusions = {_mark(row, finding) for row, finding in noted}
     return DefinitionResult(
         op_type=rows[0].op_type,
-        verdict=str(next(one for one in WORST_FIRST if one in shown)),
-        conclusion=str(next((one for one in Conclusion if one in marks), Conclusion.NOT_RUN)),
+        verdict=str(next(one for one in WORST_FIRST if one in verdicts)),
+        conclusion=str(next((one for one in Conclusion if one in conclusions), Conclusion.NOT_RUN)),
         grade=None if grade is None else str(grade),
         wrong=wrong,
         truths=[name for name in TRUTHS if cases.get(name)],
-        unmet="" if met else str(next((one for one in WHY if one in reasons), NO_TRUTH)),
+        unmet="" if proved else str(next((one for one in WHY if one in reasons), NO_TRUTH)),
         scaled_down=scaled_down[-1] if scaled_down and grade is not None else "",
         unconfirmed=unconfirmed[-1] if unconfirmed and grade is Grade.CONSISTENT else "",
     )
@@ -192,9 +192,8 @@ def _compared(rows: Iterable[schema.VerdictRow]) -> tuple[dict[str, set[str]], s
     for row in rows:
         if row.tolerance is not None:
             reasons.add(RELAXED)
-        elif (
-            row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != schema.WHOLE
-        ):  # rows about conduct alone compare nothing
+        # rows about conduct alone compare nothing
+        elif row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != schema.WHOLE:
             cases.setdefault(row.implementation, set()).add(str(row.case))
         elif row.implementation == schema.REFERENCE and row.unjudged:
             reasons.add(str(row.reason))
@@ -224,15 +223,15 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     definitions: Mapping[str, DefinitionResult] = summary["definitions"]
     if not definitions:
         return
-    total, every = len(definitions), list(definitions.values())
-    named = (f"{TRUTHS[name].label} {version or ''}".strip() for name, version in summary["truths"].items())
-    truths = ", ".join(named)
+    total, results = len(definitions), list(definitions.values())
+    labels = (f"{TRUTHS[name].label} {version or ''}".strip() for name, version in summary["truths"].items())
+    truths = ", ".join(labels)
     where = f"on SM {summary['capability']} ({summary['device']})" if summary["capability"] else "on the CPU"
-    grades = Counter(one["grade"] for one in every if not one["unconfirmed"])
+    grades = Counter(one["grade"] for one in results if not one["unconfirmed"])
     unconfirmed = {name: one["unconfirmed"] for name, one in definitions.items() if one["unconfirmed"]}
     scaled_down = {name: one["scaled_down"] for name, one in definitions.items() if one["scaled_down"]}
-    without = [one for one in every if one["grade"] is None and not one["wrong"]]
-    relaxed = sum(one["unmet"] == RELAXED for one in without)
+    unproved_results = [one for one in results if one["grade"] is None and not one["wrong"]]
+    relaxed = sum(one["unmet"] == RELAXED for one in unproved_results)
     proofs = {
         "against the float64 oracle alone": grades[Grade.CHECKED],
         "agreed without an oracle": grades[Grade.AGREED],
@@ -241,15 +240,15 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
         "by scaled-down definitions alone": len(scaled_down),
     }
     lacking = {
-        "with findings": sum(one["wrong"] for one in every),
+        "with findings": sum(one["wrong"] for one in results),
         "accepted by your tolerance": relaxed,
-        "not run": len(without) - relaxed,
+        "not run": len(unproved_results) - relaxed,
     }
-    counts, rest = ([f"{count} {of}" for of, count in one.items() if count] for one in (proofs, lacking))
+    counts, missing = ([f"{count} {of}" for of, count in one.items() if count] for one in (proofs, lacking))
     told = ", ".join([f"{grades[Grade.PROVED]} of {total} definitions against a ground truth", *counts])
-    unproved = f"; not proved: {', '.join(rest)}" if rest else ""
+    unproved = f"; not proved: {', '.join(missing)}" if missing else ""
     yield f"Proved {where}{f' with {truths}' if truths else ''}: {told}{unproved}."
-    if any(one["unmet"] for one in every):
+    if any(one["unmet"] for one in results):
         yield f"Without a ground truth here: {'; '.join(_unreached(definitions))}."
     yield from (f"Scaled down, {name}: {told}." for name, told in scaled_down.items())
     yield from (
@@ -265,12 +264,12 @@ def _unreached(definitions: Mapping[str, DefinitionResult]) -> Iterator[str]:
         for name, one in ((name, one) for name, one in definitions.items() if one["unmet"] == reason):
             by_words.setdefault(words, {}).setdefault(one["op_type"], []).append(name)
 
-    def told(op_type: str, names: list[str]) -> str:
-        of = f"all {len(names)}" if len(names) == totals[op_type] else f"{len(names)} of {totals[op_type]}"
-        return f"{of} of {op_type}" if len(names) > NAMED else ", ".join(names)
+    def described(op_type: str, names: list[str]) -> str:
+        share = f"all {len(names)}" if len(names) == totals[op_type] else f"{len(names)} of {totals[op_type]}"
+        return f"{share} of {op_type}" if len(names) > NAMED else ", ".join(names)
 
     for words, members in by_words.items():
-        yield f"{', '.join(told(*item) for item in members.items())} ({words})"
+        yield f"{', '.join(described(*item) for item in members.items())} ({words})"
 
 
 def report(
@@ -286,28 +285,28 @@ def report(
     It holds the digests of the verdict files; of files whose summary the `cache` has, rows are not read again.
     Raises TraceproofError: known.yaml or a verdict file can not be used, or the disk is full.
     """
-    listed = read_known(known)
+    known_findings = read_known(known)
     digests = {path.name: _digest_of(path) for path in verdicts}
-    basis = digest_json([code_digest("run"), list(stacks), digest_file(known) if known is not None else None])
-    keys = {path: digest_json([basis, digests[path.name]]) for path in verdicts}
-    found: dict[str, Any] = {}
+    common = digest_json([code_digest("run"), list(stacks), digest_file(known) if known is not None else None])
+    keys = {path: digest_json([common, digests[path.name]]) for path in verdicts}
+    cached: dict[str, Any] = {}
     with ExitStack() as stack:
-        kept = stack.enter_context(Cache(cache)) if cache is not None else None
-        if kept is not None and cache is not None:
+        rows_cache = stack.enter_context(Cache(cache)) if cache is not None else None
+        if rows_cache is not None and cache is not None:
             files = {path: key_of_file(path, cache) for path in verdicts}
-            found = kept.get([*keys.values(), *files.values()])
-            wrong = [path for path, key in files.items() if found.get(key) != digests[path.name]]
-            _make_again(wrong, "verdicts were changed after they were written, or the cache that knew is lost")
-        unknown = {key: path for path, key in keys.items() if key not in found}
-        lacking = {key: summarise(schema.each_row(path), listed, stacks) for key, path in unknown.items()}
-        if kept is not None and lacking:
-            kept.put(lacking)
-    parts = [{**found, **lacking}[key] for key in keys.values()]
+            cached = rows_cache.get([*keys.values(), *files.values()])
+            changed = [path for path, key in files.items() if cached.get(key) != digests[path.name]]
+            _make_again(changed, "verdicts were changed after they were written, or the cache that knew is lost")
+        unknown = {key: path for path, key in keys.items() if key not in cached}
+        computed = {key: summarise(schema.each_row(path), known_findings, stacks) for key, path in unknown.items()}
+        if rows_cache is not None and computed:
+            rows_cache.put(computed)
+    parts = [{**cached, **computed}[key] for key in keys.values()]
     names = [name for part in parts for name in part["definitions"]]
     if parts and len(set(names)) == len(names):
         value = joined(parts)
     else:  # an unreadable file may have another one's name
-        value = summarise(chain.from_iterable(map(schema.each_row, verdicts)), listed, stacks)
+        value = summarise(chain.from_iterable(map(schema.each_row, verdicts)), known_findings, stacks)
     write_text(summary, sealed(json.dumps(value | {MADE_OF: digests}, ensure_ascii=False, allow_nan=False)))
     return value
 
@@ -317,11 +316,11 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for group in (group for part in parts for group in part["groups"]):
         names = group["op_type"], group["implementation"]
-        one = groups.setdefault(names, group)
-        if one is not group:
-            counts = {key: one[key] + value for key, value in group.items() if not isinstance(value, str | dict)}
-            skips = dict(sorted((Counter(one["skips"]) + Counter(group["skips"])).items()))
-            groups[names] = {**one, **counts, "skips": skips}
+        total = groups.setdefault(names, group)
+        if total is not group:
+            counts = {key: total[key] + value for key, value in group.items() if not isinstance(value, str | dict)}
+            skips = dict(sorted((Counter(total["skips"]) + Counter(group["skips"])).items()))
+            groups[names] = {**total, **counts, "skips": skips}
     findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
     definitions = dict(sorted(item for part in parts for item in part["definitions"].items()))
     truths = {name: version for part in parts for name, version in part["truths"].items()}
@@ -351,13 +350,13 @@ def read_summary(path: Path) -> dict[str, Any]:
     """A run's summary. Raises TraceproofError: it is damaged, or of other verdict files; these are removed."""
     # a family's summary lies in a folder below the run's
     run = path.parent if path.name == SUMMARY else path.parent.parent
-    value = read_sealed(path)
-    made_of = {run / VERDICTS / name: digest for name, digest in value[MADE_OF].items()}
-    wrong = [verdicts for verdicts, digest in made_of.items() if _digest_of(verdicts) != digest]
-    if wrong:
+    content = read_sealed(path)
+    made_of = {run / VERDICTS / name: digest for name, digest in content[MADE_OF].items()}
+    changed = [verdicts for verdicts, digest in made_of.items() if _digest_of(verdicts) != digest]
+    if changed:
         path.unlink(missing_ok=True)
-    _make_again(wrong, f"{path} is not of the verdicts that are there")
-    return value
+    _make_again(changed, f"{path} is not of the verdicts that are there")
+    return content
 
 
 def _digest_of(verdicts: Path) -> str:
@@ -397,8 +396,8 @@ def summarise(
     results = {name: concluded(definitions[name]) for name in sorted(definitions)}
     gpu = next((one for one in stacks if one.get("device_type") == "cuda"), {})
     machine = {"device": gpu.get("device"), "capability": gpu.get("capability")}
-    met = {name: STACK_OF[name] for one in results.values() for name in one["truths"]}
-    truths = {name: versions.get(stack, {}).get(distribution(stack)) for name, stack in met.items()}
+    stack_of_truth = {name: STACK_OF[name] for one in results.values() for name in one["truths"]}
+    truths = {name: versions.get(stack, {}).get(distribution(stack)) for name, stack in stack_of_truth.items()}
     return _summary(results, [_group(groups[names]) for names in sorted(groups)], findings, machine, truths)
 
 
@@ -487,8 +486,8 @@ def _grades(summary: Mapping[str, Any]) -> Table:
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Lines of text: first a line per definition, if there are several; then some findings of each in full."""
     by_definition: dict[str, list[Mapping[str, Any]]] = {}
-    for found in findings:
-        by_definition.setdefault(found["definition"], []).append(found)
+    for finding in findings:
+        by_definition.setdefault(finding["definition"], []).append(finding)
 
     def where(one: Mapping[str, Any]) -> str:
         """Case and implementation; a broken file has no case."""
@@ -496,13 +495,13 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
     if len(by_definition) > 1:
         for name, (first, *more) in islice(by_definition.items(), DEFINITIONS_SHOWN):
-            told = f"{where(first)}, {first['output']}: {first['reason']}"
-            yield f"  {printable(name)}: {1 + len(more)}, first {told}"
+            details = f"{where(first)}, {first['output']}: {first['reason']}"
+            yield f"  {printable(name)}: {1 + len(more)}, first {details}"
         if len(by_definition) > DEFINITIONS_SHOWN:
             yield f"  ... and {len(by_definition) - DEFINITIONS_SHOWN} more definitions in summary.json"
         yield ""
-    each = max(1, SHOWN // len(by_definition))
-    shown = [one for of_it in islice(by_definition.values(), SHOWN) for one in of_it[:each]]
+    most = max(1, SHOWN // len(by_definition))
+    shown = [one for of_it in islice(by_definition.values(), SHOWN) for one in of_it[:most]]
     for one in shown:
         last = (one["message"].strip().splitlines() or [""])[-1]  # an exception's own line
         last = last if len(last) <= 200 else f"{last[:197]}..."
@@ -516,10 +515,10 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
     """Why nothing of a family was compared, and which families have definitions among the `planned` op_types."""
-    there = ", ".join(name for name, op_types in families.items() if set(op_types) & set(planned))
-    told = "Nothing was compared: the selected definitions of the dataset have no op_type of family"
-    told += f" {family} ({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
-    return f"{told}{there and f'; families: {there}'}. Change `dataset` or `selection` in config.yaml."
+    present = ", ".join(name for name, op_types in families.items() if set(op_types) & set(planned))
+    text = "Nothing was compared: the selected definitions of the dataset have no op_type of family"
+    text += f" {family} ({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
+    return f"{text}{present and f'; families: {present}'}. Change `dataset` or `selection` in config.yaml."
 
 
 def headed(title: str, words: Iterable[str], numbers: Iterable[str] = (), *last: str) -> Table:

@@ -191,7 +191,7 @@ class _Caller:
         return aliased
 
     def _placed(
-        self, item: dict[str, Any], given: mmap.mmap, mapped: Sequence[Any]
+        self, item: dict[str, Any], memory: mmap.mmap, mapped: Sequence[Any]
     ) -> tuple[list[Any], list[Any] | None]:
         """The call's inputs where the request wants them, and copies by which changes show; None: there are none.
 
@@ -200,21 +200,21 @@ class _Caller:
         each copy waits for other processes.
         """
 
-        def each(place: Callable[[int, torch.Tensor], Any]) -> list[Any]:
-            found = enumerate(mapped)
-            return [place(index, value) if isinstance(value, torch.Tensor) else value for index, value in found]
+        def each_placed(place: Callable[[int, torch.Tensor], Any]) -> list[Any]:
+            numbered = enumerate(mapped)
+            return [place(index, value) if isinstance(value, torch.Tensor) else value for index, value in numbered]
 
         if item["how"] == SAME_MEMORY:
-            return each(lambda index, value: self._inputs[index].copy_(value)), None
+            return each_placed(lambda index, value: self._inputs[index].copy_(value)), None
         if calls.FENCES:
-            return each(lambda _, value: calls.FENCES[0].around(value.to(self._device))), None
+            return each_placed(lambda _, value: calls.FENCES[0].around(value.to(self._device))), None
         if item["how"] == STRIDED:
             count = len(mapped) - item["destinations"]
-            return each(lambda index, value: strided(value.to(self._device), room=index < count)), None
+            return each_placed(lambda index, value: strided(value.to(self._device), room=index < count)), None
         if not self._gpu:
             return list(mapped), None
-        before = tensors.values_in(tensors.whole(given).to(self._device), item["inputs"])
-        if item["timing"] is not None or len(given) > COPIED_BYTES:
+        before = tensors.values_in(tensors.whole(memory).to(self._device), item["inputs"])
+        if item["timing"] is not None or len(memory) > COPIED_BYTES:
             return before, None
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in before]
         self._synchronise()  # the call may use any stream
@@ -264,30 +264,30 @@ class _Caller:
         self, item: dict[str, Any], inputs: Sequence[Any]
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
         """(name or None, value) of each output, and the places of tensors that are of a subclass."""
-        odd: set[int] = set()
+        subclassed: set[int] = set()
         destinations = item["destinations"]
 
         def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
             entries = self._entries_of(given, destinations)
             if given is inputs:  # not a call with repeated rows
                 found = ((place, value) for place, (_, value) in enumerate(entries))
-                odd.update(
+                subclassed.update(
                     n for n, one in found if isinstance(one, torch.Tensor) and type(one) is not torch.Tensor
                 )
                 if item["trials"]:
                     self._keep(entries, destinations)
             return entries
 
-        until = time.monotonic() + self._calls_seconds
+        deadline = time.monotonic() + self._calls_seconds
         for _ in range(item["calls"] - 1):
-            if time.monotonic() < until:
+            if time.monotonic() < deadline:
                 self._keep(self._entries_of(inputs, destinations), destinations)
         if not item["trials"]:
             calls.set_seed(item["seeds"][0], self._device)
-            return call(inputs), odd
-        last = item["seeds"][0] + len(item["seeds"]) * calls.GOLDEN
-        given = {"seed": last, "device": self._device, "destinations": destinations}
-        return [*calls.stacked_draws(call, inputs, item["seeds"], further=item["further"], **given)], odd
+            return call(inputs), subclassed
+        last_seed = item["seeds"][0] + len(item["seeds"]) * calls.GOLDEN
+        given = {"seed": last_seed, "device": self._device, "destinations": destinations}
+        return [*calls.stacked_draws(call, inputs, item["seeds"], further=item["further"], **given)], subclassed
 
     def _keep(
         self, entries: Sequence[tuple[str | None, Any]], destinations: int, but: Collection[int] = ()
@@ -345,55 +345,55 @@ def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
     if not room or value.dim() < 2 or not value.numel():
         return value.clone()
     columns = value.shape[-1]
-    wide = value.new_empty((*value.shape[:-1], columns + tensors.ALIGNMENT // value.element_size()))
-    tensors.raw_bytes(wide).fill_(0xFF)
-    wide[..., :columns] = value
-    return wide[..., :columns]
+    padded = value.new_empty((*value.shape[:-1], columns + tensors.ALIGNMENT // value.element_size()))
+    tensors.raw_bytes(padded).fill_(0xFF)
+    padded[..., :columns] = value
+    return padded[..., :columns]
 
 
-def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
+def write_outputs(memory: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
     """Write outputs at multiples of ALIGNMENT; returns (index, name, dtype, shape) of all, also too large ones."""
-    described: list[dict[str, Any]] = []
-    given = [(index, name, value) for index, (name, value) in enumerate(returned) if value is not None]
-    plains = tensors.plain_tensors([value for _, _, value in given])
-    start = 0
-    for (index, name, _), plain in zip(given, plains, strict=True):
+    descriptions: list[dict[str, Any]] = []
+    present = [(index, name, value) for index, (name, value) in enumerate(returned) if value is not None]
+    copies = tensors.plain_tensors([value for _, _, value in present])
+    offset = 0
+    for (index, name, _), plain in zip(present, copies, strict=True):
         dtype, shape = tensors.dtype_name(plain.dtype), list(plain.shape)
-        described.append({"index": index, "name": name, "dtype": dtype, "shape": shape})
+        descriptions.append({"index": index, "name": name, "dtype": dtype, "shape": shape})
         size = plain.numel() * plain.element_size()
-        if 0 < size <= len(room) - start:
-            tensors.whole(room)[start : start + size] = plain.reshape(-1).view(torch.uint8)
-        start += tensors.aligned(size)
-    return described
+        if 0 < size <= len(memory) - offset:
+            tensors.whole(memory)[offset : offset + size] = plain.reshape(-1).view(torch.uint8)
+        offset += tensors.aligned(size)
+    return descriptions
 
 
-def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
+def write_back(shared: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
     """Copy inputs that a call changed, or all if `before` is None, into shared memory; returns their places."""
-    written = [index for index, place in enumerate(mapped) if isinstance(place, torch.Tensor) and place.numel()]
+    places = [index for index, target in enumerate(shared) if isinstance(target, torch.Tensor) and target.numel()]
     if before is not None:
-        changed = differing([(inputs[index], before[index]) for index in written])
-        written = [index for index, differs in zip(written, changed, strict=True) if differs]
-    for index in written:
-        mapped[index].copy_(inputs[index])
-    return written
+        changed = differing([(inputs[index], before[index]) for index in places])
+        places = [index for index, differs in zip(places, changed, strict=True) if differs]
+    for index in places:
+        shared[index].copy_(inputs[index])
+    return places
 
 
 def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, int]]:
     """Byte ranges of shared memory between the tensors that `specs` describe."""
-    found, end = [], 0
+    gaps, end = [], 0
     for spec in specs:
         if "dtype" in spec:
-            found.append((end, spec["offset"]))
+            gaps.append((end, spec["offset"]))
             end = spec["offset"] + math.prod(spec["shape"]) * getattr(torch, spec["dtype"]).itemsize
-    return [(start, stop) for start, stop in [*found, (end, size)] if start < stop]
+    return [(start, stop) for start, stop in [*gaps, (end, size)] if start < stop]
 
 
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """Whether the bits of each pair differ; a GPU is waited for once."""
     flags = []
-    for raws in ([tensors.raw_bytes(one) for one in pair] for pair in pairs):
-        whole = all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in raws)
-        one, other = (raw.view(torch.int64) if whole else raw for raw in raws)
+    for both in ([tensors.raw_bytes(one) for one in pair] for pair in pairs):
+        wide = all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in both)
+        one, other = (raw.view(torch.int64) if wide else raw for raw in both)
         resized = torch.ones((), dtype=torch.bool, device=max(one, other, key=len).device)
         flags.append((one != other).any() if len(one) == len(other) else resized)
     return torch.stack(flags).tolist() if flags else []
@@ -407,13 +407,13 @@ def use_own(scratch: Path) -> None:
     on first use. What it compiles must reach nobody else.
     """
     for name in filter(PLACES.search, list(os.environ)):
-        compiled, own = Path(os.environ[name]), scratch / FOLDER / name.lower()
-        own.mkdir(parents=True, exist_ok=True)
+        compiled, private = Path(os.environ[name]), scratch / FOLDER / name.lower()
+        private.mkdir(parents=True, exist_ok=True)
         for kernel in compiled.iterdir() if name == TRITON and compiled.is_dir() else ():
-            target = own / kernel.name
+            target = private / kernel.name
             if (any(kernel.glob(GROUP)) or any(kernel.glob("*.so"))) and not target.exists():
                 target.symlink_to(kernel)
-        os.environ[name] = str(own)
+        os.environ[name] = str(private)
 
 
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")

@@ -84,23 +84,23 @@ class Float64(PlainMode):
             self._told |= bool(floats) or self.decided(tensors[0])
             return self.value(floats[0]).item() if floats else func(*args, **named)
         self._begin(func, floats)
-        own = {_key(one) for one in tensors}
+        storages = {_key(one) for one in tensors}
         decided = bool(floats) or self._told or any(map(self.decided, tensors))
         out = self._instead.get(func, func)(*args, **named)
-        made = _tensors(out)
-        _check(name, made)
-        self._told |= decided and not made
+        results = _tensors(out)
+        _check(name, results)
+        self._told |= decided and not results
         if not tensors or name == "lift_fresh":  # a constant, which its dtype rounds
             if self._told:
-                self._note_decided(made)
+                self._note_decided(results)
             return out
         if func._schema.is_mutable:
             self._changed(func, args, named, decided=decided)
             return out
-        fresh = [one for one in made if _key(one) not in own]
+        new_tensors = [one for one in results if _key(one) not in storages]
         if decided:
-            self._note_decided(fresh)
-        if any(one.is_floating_point() for one in fresh):
+            self._note_decided(new_tensors)
+        if any(one.is_floating_point() for one in new_tensors):
             self._shadowed(func, args, named, out)
         return out
 
@@ -186,8 +186,8 @@ class Float64(PlainMode):
         if name == "copy_" and isinstance(args[1], torch.Tensor) and args[1].is_floating_point():
             source = args[1]
             pair = _rounded(self.value(source), self.exact(source), source.dtype, target.dtype)
-            for own, given in zip((self.value(target), self.exact(target)), pair, strict=True):
-                own.copy_(given)
+            for shadow, values in zip((self.value(target), self.exact(target)), pair, strict=True):
+                shadow.copy_(values)
             return
         self._compute(func, args, named, self.value)
         if name in MOVES:
@@ -198,10 +198,10 @@ class Float64(PlainMode):
     def _keep(self, native: torch.Tensor, wide: torch.Tensor, unrounded: torch.Tensor) -> None:
         storage = native.untyped_storage()
         count = storage.nbytes() // native.element_size()
-        placed = [torch.zeros(count, dtype=torch.float64, device=native.device) for _ in range(2)]
-        for buffer, given in zip(placed, (wide, unrounded), strict=True):
-            buffer.as_strided(native.size(), native.stride(), native.storage_offset()).copy_(given)
-        self._kept[_key(native)] = (StorageWeakRef(storage), native.dtype, placed[0], placed[1])
+        buffers = [torch.zeros(count, dtype=torch.float64, device=native.device) for _ in range(2)]
+        for buffer, values in zip(buffers, (wide, unrounded), strict=True):
+            buffer.as_strided(native.size(), native.stride(), native.storage_offset()).copy_(values)
+        self._kept[_key(native)] = (StorageWeakRef(storage), native.dtype, buffers[0], buffers[1])
 
 
 def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries: Callable[[Any], Any]) -> Any:

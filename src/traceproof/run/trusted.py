@@ -95,20 +95,19 @@ def simulated(name: str, device: str) -> bool:
     return STACKS[STACK_OF[name]].triton and device == "cpu" and interpreted.asked()
 
 
-def blocked(name: str, definition: Definition, device: str) -> Unavailable | None:
-    """Why a ground truth can not run a definition on a device, as far as is known without its package; or None."""
+def blocked(name: str, definition: Definition, device: str, *, installed: bool = True) -> Unavailable | None:
+    """Why a ground truth can not run a definition on a device, as far as is known without its package; or None.
+
+    `installed`: whether it has an environment here.
+    """
     adapter = lookup.serving(name, definition)
     if adapter is None:
         return Unavailable(Skip.NO_ADAPTER, f"{name} has no adapter for this form of {definition.op_type}")
     machine = None if simulated(name, device) else adapter.machine(torch.device(device))
-    return adapter.unsupported(definition) or machine
-
-
-def absent(name: str, definition: Definition) -> Unavailable:
-    """Why a ground truth without an environment can not run here."""
-    adapter, distribution = lookup.serving(name, definition), STACKS[STACK_OF[name]].distribution
-    lacking = adapter.lacking() if adapter is not None else None
-    return lacking or Unavailable(Skip.PACKAGE_ABSENT, f"{distribution} is not installed")
+    why, distribution = adapter.unsupported(definition) or machine, STACKS[STACK_OF[name]].distribution
+    if why is not None or installed:
+        return why
+    return adapter.lacking() or Unavailable(Skip.PACKAGE_ABSENT, f"{distribution} is not installed")
 
 
 def named_outputs(definition: Definition, returned: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as `run`
@@ -134,18 +133,18 @@ def call(  # noqa: PLR0913 - one call, spelled out
     if not trials:
         return implementation.run(definition, inputs)
 
-    def again(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
-        values = dict(zip(inputs, given, strict=True))
+    def draw(values_given: Sequence[Any]) -> list[tuple[str | None, Any]]:
+        values = dict(zip(inputs, values_given, strict=True))
         return [*named_outputs(definition, implementation.run(definition, values)).items()]
 
     seeds = [(case.seed * calls.GOLDEN + trial * OTHER_SEED) % (1 << 63) for trial in range(trials)]
-    order = op.further(definition, case) if further else None
-    told: dict[str, Any] = {
-        "further": order and asdict(order),
+    draws = op.further(definition, case) if further else None
+    options: dict[str, Any] = {
+        "further": draws and asdict(draws),
         "seed": seeds[-1],
         "device": torch.device(implementation.device),
     }
-    return {str(name): value for name, value in calls.stacked_draws(again, list(inputs.values()), seeds, **told)}
+    return {str(name): value for name, value in calls.stacked_draws(draw, list(inputs.values()), seeds, **options)}
 
 
 # In a worker.
@@ -162,14 +161,14 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     torch.set_num_threads(payload["threads"])
     dataset = Path(payload["dataset"]) if payload["dataset"] else None
     device = torch.device(payload["device"])
-    loaded: dict[tuple[str, str], Runner | Unavailable] = {}
+    runners: dict[tuple[str, str], Runner | Unavailable] = {}
     calls.keep_memory()
     calls.wait_asleep(device)  # before a package opens the GPU
-    given = contextlib.ExitStack()  # the outputs that were returned last
+    last_outputs = contextlib.ExitStack()  # the outputs that were returned last
 
     def load(item: Mapping[str, Any]) -> "Runner | Unavailable":
-        if len(loaded) >= MOST_LOADED:
-            loaded.clear()
+        if len(runners) >= MOST_LOADED:
+            runners.clear()
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 with calls.giving_back(calls.KEPT_BYTES):  # other processes wait for GPU memory
                     gc.collect()
@@ -180,21 +179,21 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
         return implementation.unavailable(definition) or Runner(definition, op, implementation, device, dataset)
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
-        given.close()
+        last_outputs.close()
         key = item["implementation"], item["digest"]
-        found = loaded[key] = loaded.get(key) or load(item)
-        if isinstance(found, Unavailable):
-            return {"skip": asdict(found)}
+        runner = runners[key] = runners.get(key) or load(item)
+        if isinstance(runner, Unavailable):
+            return {"skip": asdict(runner)}
         try:
             with calls.giving_back(calls.BETWEEN_BYTES), calls.ending_if_lost(device):
-                answer = found.run(item)
+                answer = runner.run(item)
         except (UnavailableError, RuntimeError) as error:
             return {"skip": asdict(lookup.lacking(error))}
         # The coordinator may open this memory until it asks again.
-        file = given.enter_context(os.fdopen(os.memfd_create("outputs"), "wb", buffering=0))
-        left = memoryview(save(answer.pop("outputs")))
-        while left:
-            left = left[file.write(left) :]
+        file = last_outputs.enter_context(os.fdopen(os.memfd_create("outputs"), "wb", buffering=0))
+        unwritten = memoryview(save(answer.pop("outputs")))
+        while unwritten:
+            unwritten = unwritten[file.write(unwritten) :]
         return {OUTPUTS: f"/proc/{os.getpid()}/fd/{file.fileno()}", **answer}
 
     return run
@@ -214,41 +213,41 @@ class Runner:
         """Run one case; returns outputs, a digest of the inputs, and what the call did beside computing."""
         case = Case(**item["case"])
         drawn = self._drawn(case)
-        seen = fingerprints(drawn)
+        drawn_prints = fingerprints(drawn)
         inputs = self._given(case, drawn)
-        before = fingerprints(inputs) if far.SIZE in case.params else seen
+        given_prints = fingerprints(inputs) if far.SIZE in case.params else drawn_prints
         tensors, returned = self._called(case, inputs, further=True)
-        notes = notes_of(self.op, self.definition, inputs, returned, before)
+        notes = notes_of(self.op, self.definition, inputs, returned, given_prints)
         if item["repeat"]:
             notes |= self._repeat(case, tensors, returned, inputs)
             notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
         on_gpu = self.device.type == "cuda"
-        return {"inputs": digest_json(seen), "on_gpu": on_gpu, "outputs": tensors, **notes}
+        return {"inputs": digest_json(drawn_prints), "on_gpu": on_gpu, "outputs": tensors, **notes}
 
     def _repeat(self, case: Case, first: Tensors, returned: Mapping[str, Any], inputs: Values) -> dict[str, Any]:
         """Run again on the same inputs, which must give the same bits, and on others, which must not.
 
         What the first call returned is still held, so an output in reused memory has the same address.
         """
-        held = {address_of(value) for value in returned.values()} - {None}
+        addresses = {address_of(value) for value in returned.values()} - {None}
         doubted = self.implementation.doubted
-        again, reused = self._once_more(case, self._drawn(case), held)
+        again, reused = self._once_more(case, self._drawn(case), addresses)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
-        others, draws = [(self._drawn(other_case), self.op.tells_apart)], self.op.trials(self.definition, case)
+        probes, draws = [(self._drawn(other_case), self.op.tells_apart)], self.op.trials(self.definition, case)
         if doubted and not draws:  # the first input with rows to permute: equal sums and ends
-            inner = self._drawn(case)
-            changed = ((name, value) for name, value in (moved(inner) or {}).items() if value is not inner[name])
-            others += [({**inner, name: value}, self._far_apart) for name, value in islice(changed, 1)]
-        same = same_draws if draws else same_bits
+            base = self._drawn(case)
+            changed = ((name, value) for name, value in (moved(base) or {}).items() if value is not base[name])
+            probes += [({**base, name: value}, self._far_apart) for name, value in islice(changed, 1)]
+        equal = same_draws if draws else same_bits
         remembered = False
-        for drawn, apart in others if first else ():
+        for drawn, differs in probes if first else ():
             if not remembered:
-                other, _ = self._once_more(other_case, dict(drawn), held, inputs if doubted else {})
-                alike = all(same(value, other.get(name)) for name, value in first.items())
-                remembered = alike and apart(self.definition, self._drawn(case), drawn)
+                other, _ = self._once_more(other_case, dict(drawn), addresses, inputs if doubted else {})
+                same_answers = all(equal(value, other.get(name)) for name, value in first.items())
+                remembered = same_answers and differs(self.definition, self._drawn(case), drawn)
         return {
             "reused": reused,
-            "varying": sorted(name for name in first if not same(first[name], again.get(name))),
+            "varying": sorted(name for name in first if not equal(first[name], again.get(name))),
             "remembered": remembered,
         }
 
@@ -263,34 +262,38 @@ class Runner:
         return any(bool((a - b).norm() > FAR_APART * a.norm()) for a, b in pairs)
 
     def _once_more(
-        self, case: Case, drawn: Values, held: Container[int | None], places: Values | None = None
+        self, case: Case, drawn: Values, addresses: Container[int | None], places: Values | None = None
     ) -> tuple[Tensors, list[str]]:
-        """Outputs of one more call, with inputs in the memory of `places`; and names of those in `held` memory."""
-        given = dict(self._given(case, drawn))
-        for name, there in (places or {}).items():
-            value = given[name]
-            if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor) and value.shape == there.shape:
-                there.data.copy_(value)  # through .data, so that the tensor's version stays
-                given[name] = there
-        tensors, returned = self._called(case, given)
-        return tensors, [name for name, value in returned.items() if address_of(value) in held]
+        """Outputs of one more call, with inputs in the memory of `places`; and names of those at `addresses`."""
+        values = dict(self._given(case, drawn))
+        for name, memory in (places or {}).items():
+            value = values[name]
+            if (
+                isinstance(value, torch.Tensor)
+                and isinstance(memory, torch.Tensor)
+                and value.shape == memory.shape
+            ):
+                memory.data.copy_(value)  # through .data, so that the tensor's version stays
+                values[name] = memory
+        tensors, returned = self._called(case, values)
+        return tensors, [name for name, value in returned.items() if address_of(value) in addresses]
 
     def _called(self, case: Case, inputs: Values, *, further: bool = False) -> tuple[Tensors, Mapping[str, Any]]:
         """The outputs to judge, on the CPU, and all that was returned."""
         calls.set_seed(case.seed, self.device)
-        earlier = case.params.get(AFTER)
-        if earlier is not None:
+        first_id = case.params.get(AFTER)
+        if first_id is not None:
             cases = self.op.cases(self.definition, sizes=SIZES, seed=case.seed)
-            before = next(one for one in cases if one.id == earlier)
-            self.implementation.begin(self.definition, self._given(before, self._drawn(before)))
+            first_case = next(one for one in cases if one.id == first_id)
+            self.implementation.begin(self.definition, self._given(first_case, self._drawn(first_case)))
         answer = call(self.implementation, self.definition, self.op, case, inputs, further=further)
         returned = named_outputs(self.definition, answer)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a copy to the host waits for the current stream only
         enlarged = self.op.enlarged(self.definition) if far.SIZE in case.params else None
         judged = returned if enlarged is None else enlarged.kept(self.definition, case, returned)
-        held = {name: value for name, value in judged.items() if value is not None}
-        return dict(zip(held, plain_tensors(list(held.values())), strict=True)), returned
+        present = {name: value for name, value in judged.items() if value is not None}
+        return dict(zip(present, plain_tensors(list(present.values())), strict=True)), returned
 
     def _drawn(self, case: Case) -> Values:
         """The case's inputs, drawn on whatever device is fastest."""
@@ -309,11 +312,11 @@ def notes_of(
 ) -> dict[str, Any]:
     """What a call did beside computing; `before` are fingerprints of its inputs before it."""
     after, allowed = fingerprints(inputs), op.mutated(definition)
-    seen, aliased = {address_of(value) for value in inputs.values()}, []
+    addresses, aliased = {address_of(value) for value in inputs.values()}, []
     for name, value in returned.items():
         address = address_of(value)
-        aliased += [name] if address is not None and address in seen else []
-        seen.add(address)
+        aliased += [name] if address is not None and address in addresses else []
+        addresses.add(address)
     tensors = {name: value for name, value in returned.items() if isinstance(value, torch.Tensor)}
     return {
         "mutated": sorted(name for name in before if after[name] != before[name] and name not in allowed),

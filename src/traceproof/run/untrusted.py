@@ -28,7 +28,6 @@ from traceproof.ops.cases import Case, Further
 from traceproof.ops.op import Op
 from traceproof.reasons import Error, Unavailable
 from traceproof.run.calls import GOLDEN, filler
-from traceproof.run.case import SolvedCase
 from traceproof.run.tensors import aligned, dtype_name, raw_bytes, same_bits, whole, write_bytes
 from traceproof.sandbox import MIB, Limits, Pool, Reply, Status, WorkerSession, policy
 from traceproof.sandbox.model import Shared
@@ -178,11 +177,6 @@ class CaseResult:
         """The result of a case that is not run, for one of the typed reasons."""
         return cls(status="skip", reason=why.reason, message=plain_text(why.message))
 
-    @property
-    def facts(self) -> dict[str, Sequence[str]]:
-        """Misconduct that any caller can see; without writes beside tensors and late outputs."""
-        return {name: getattr(self, name) for name in ("mutated", "aliased", "subclassed", "surplus")}
-
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
@@ -205,83 +199,86 @@ class CallMemory:
         cls, definition: Definition, op: Op, case: Case, values: Values, *, layout: Layout = PLAIN, on_gpu: bool
     ) -> Iterator[Self]:
         """Write the inputs, then places for outputs if the layout has them. Raises BorderError: it can not."""
-        kept = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-        every = dict(kept)
+        detached = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        all_values = dict(detached)
         for name, spec in definition.outputs.items() if layout.destinations else ():
-            dtype, what = TORCH_DTYPES.get(spec.dtype), f"the definition leaves open what the output {name} holds"
+            dtype, what = (
+                TORCH_DTYPES.get(spec.dtype),
+                f"the definition leaves open what the output {name} holds",
+            )
             if dtype is None:
                 raise BorderError(f"{what}: it can not be written to")
             if not spec.optional:  # filled places for outputs that the definition always has
                 shape = definition.shape_of(spec, case.axes) or ()
-                every[f"output {name}"] = torch.empty(shape, dtype=dtype).fill_(filler(dtype, layout.fill))
+                all_values[f"output {name}"] = torch.empty(shape, dtype=dtype).fill_(filler(dtype, layout.fill))
         specs: list[Mapping[str, Any]] = []
-        raws: list[tuple[int, torch.Tensor]] = []
+        contents: list[tuple[int, torch.Tensor]] = []
         gaps: list[tuple[str, int, int]] = []
-        place = 0
-        for name, value in every.items():
+        position = 0
+        for name, value in all_values.items():
             if not isinstance(value, torch.Tensor):
                 specs.append({"value": value})
                 continue
             raw = raw_bytes(value)
-            start = place + layout.room + layout.shift * value.element_size()
+            start = position + layout.room + layout.shift * value.element_size()
             end = start + raw.numel()
             specs.append({"dtype": dtype_name(value.dtype), "shape": list(value.shape), "offset": start})
-            raws.append((start, raw))
-            gaps += [(name, place, start), (name, end, aligned(end + layout.room))]
-            place = aligned(end + layout.room)
+            contents.append((start, raw))
+            gaps += [(name, position, start), (name, end, aligned(end + layout.room))]
+            position = aligned(end + layout.room)
         shapes = (definition.shape_of(spec, case.axes) or () for spec in definition.outputs.values())
-        most = 2 * 8 * max(1, op.trials(definition, case)) * sum(map(math.prod, shapes)) + ROOM
-        with Shared(place) as inputs, Shared(most) as outputs:
-            for start, raw in raws:
+        output_bytes = 2 * 8 * max(1, op.trials(definition, case)) * sum(map(math.prod, shapes)) + ROOM
+        with Shared(position) as inputs, Shared(output_bytes) as outputs:
+            for start, raw in contents:
                 write_bytes(raw, inputs.fd, start)
             bytes_of = whole(inputs.held)
             for _, start, end in gaps if layout.byte else ():
                 bytes_of[start:end] = layout.byte
-            yield cls(definition, op, case, kept, specs, gaps, layout, inputs, outputs, on_gpu)
+            yield cls(definition, op, case, detached, specs, gaps, layout, inputs, outputs, on_gpu)
 
     @property
     def destinations(self) -> int:
         """Number of places for outputs."""
         return len(self.specs) - len(self.values)
 
-    def taken(self, said: object) -> CaseResult:
+    def taken(self, raw_answer: object) -> CaseResult:
         """The result of a call, from the worker's answer. Raises BorderError: it has another form."""
-        answer = answer_of(said)
-        wanted, judged = self.definition.outputs, self.op.judged(self.definition)
+        answer = answer_of(raw_answer)
+        declared, judged = self.definition.outputs, self.op.judged(self.definition)
         # Names of outputs in order: the source's, else the definition's.
-        every = [*wanted, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
-        given = ((one.index, every[one.index] if one.name is None else one.name) for one in answer.outputs)
-        names = {index: plain_text(name, NAME_CHARACTERS) for index, name in given}
+        all_names = [*declared, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
+        numbered = ((one.index, all_names[one.index] if one.name is None else one.name) for one in answer.outputs)
+        names = {index: plain_text(name, NAME_CHARACTERS) for index, name in numbered}
         if len(names) != len(answer.outputs) or len(set(names.values())) != len(names):
             raise BorderError("the worker's answer is not in its form: two outputs of one name")
         outputs = self._outputs(answer, names)
-        now, allowed = whole(self.inputs.held), self.op.mutated(self.definition)
+        memory, allowed = whole(self.inputs.held), self.op.mutated(self.definition)
         mutated = []
-        for place, ((name, value), spec) in enumerate(zip(self.values.items(), self.specs, strict=False)):
+        for position, ((name, value), spec) in enumerate(zip(self.values.items(), self.specs, strict=False)):
             if not isinstance(value, torch.Tensor):
                 continue
-            left = now[spec["offset"] : spec["offset"] + value.nbytes]
+            content = memory[spec["offset"] : spec["offset"] + value.nbytes]
             # An input that the definition writes to is judged, unless one of its outputs stands for it.
-            if name in judged and name not in wanted:
-                outputs[name] = left.clone().view(value.dtype).reshape(value.shape)
-            changeable = value.numel() and name not in allowed and (not self.on_gpu or place in answer.written)
-            if changeable and not same_bits(left, raw_bytes(value.cpu())):
+            if name in judged and name not in declared:
+                outputs[name] = content.clone().view(value.dtype).reshape(value.shape)
+            changeable = value.numel() and name not in allowed and (not self.on_gpu or position in answer.written)
+            if changeable and not same_bits(content, raw_bytes(value.cpu())):
                 mutated.append(name)
         around = self.gaps if self.layout.room else ()
-        overrun = {name for name, start, end in around if bool((now[start:end] != self.layout.byte).any())}
+        overrun = {name for name, start, end in around if bool((memory[start:end] != self.layout.byte).any())}
         overrun |= {"memory of its own"} if answer.crossed else set()
 
         def named(places: Sequence[int]) -> list[str]:
-            return [names.get(place, f"extra-{place}") for place in places]
+            return [names.get(position, f"extra-{position}") for position in places]
 
         # An output that is an input modified in place may share its memory.
-        in_place = {name for name in wanted if wanted[name].param in self.definition.in_place}
+        in_place = {name for name in declared if declared[name].param in self.definition.in_place}
         return CaseResult(
             outputs=outputs,
             mutated=sorted(mutated),
             aliased=[name for name in named(answer.aliased) if name not in in_place],
             subclassed=named(answer.subclassed),
-            surplus=[name for name in names.values() if name not in wanted],
+            surplus=[name for name in names.values() if name not in declared],
             overrun=sorted(overrun),
             late=named(answer.late),
             fences=answer.fences,
@@ -381,10 +378,6 @@ class UntrustedSource:
         except BorderError as error:
             raise CallError(Reply(status=Status.CRASH, message=str(error))) from error
 
-    def outputs(self, subject: SolvedCase) -> Tensors:
-        """Outputs of a case; raises as `run` does."""
-        return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
-
 
 @contextmanager
 def loaded(  # noqa: PLR0913 - one worker, spelled out
@@ -410,12 +403,12 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     op, _ = registry.for_definition(definition)
     name = f"{'reference of' if solution is None else 'solution to'} {definition.name}"
     token = token or new_name()
-    most = SCRATCH_BYTES if solution is None else limits.file_bytes  # a solution may be compiled
-    own = replace(limits, file_bytes=most, message_bytes=ANSWER_BYTES)
+    scratch_bytes = SCRATCH_BYTES if solution is None else limits.file_bytes  # a solution may be compiled
+    worker_limits = replace(limits, file_bytes=scratch_bytes, message_bytes=ANSWER_BYTES)
     payload = {"source": text, "name": token, "device": device, "threads": 1, "fill": fill, "solution": solution}
     with (
         disk_errors(Path(tempfile.gettempdir(), "scratch")),
         scratch or own_folder("scratch") as folder,
-        pool.session(setup=CALL, payload=payload, limits=own, scratch=folder, at=at) as session,
+        pool.session(setup=CALL, payload=payload, limits=worker_limits, scratch=folder, at=at) as session,
     ):
         yield UntrustedSource(definition, op, session, token, name, device)

@@ -65,10 +65,10 @@ class Environment:
     def told(self, caches: Path | None) -> dict[str, str]:
         """All environment variables for its workers; `caches` is a folder for what they compile."""
         compiled = jit.environment(caches, self.record, python=self.python) if self.on_gpu and caches else {}
-        own = Path(traceproof.__file__).resolve().parents[1]
-        places = os.pathsep.join([*self.path, str(own)])
-        own_files = {"PYTHONDONTWRITEBYTECODE": "1"} if self.path else {}  # writes nothing into a user's checkout
-        return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": places, **own_files, **self.variables}
+        our_source = Path(traceproof.__file__).resolve().parents[1]
+        python_path = os.pathsep.join([*self.path, str(our_source)])
+        bytecode = {"PYTHONDONTWRITEBYTECODE": "1"} if self.path else {}  # writes nothing into a user's checkout
+        return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": python_path, **bytecode, **self.variables}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +143,15 @@ class Worker:
     def _start(self) -> None:
         """Start it as a new interpreter."""
         python = self._environment.python
-        kept = {name: value for name, value in os.environ.items() if name.startswith(CACHES)}
-        own = {**kept, **self._environment.told(self._caches)}
-        given = environment(python=python, env=own, gpu=self._environment.on_gpu, home=Path.home())
+        inherited = {name: value for name, value in os.environ.items() if name.startswith(CACHES)}
+        variables = {**inherited, **self._environment.told(self._caches)}
+        environ = environment(python=python, env=variables, gpu=self._environment.on_gpu, home=Path.home())
         ours, theirs = socket.socketpair()
         command = [python, "-P", "-m", "traceproof.run.workers", str(theirs.fileno()), json.dumps(self._begin)]
         with self._starting, theirs:
             theirs.set_inheritable(True)
             try:
-                self._pid = os.posix_spawn(python, command, given)
+                self._pid = os.posix_spawn(python, command, environ)
             except OSError as error:
                 raise TraceproofError(f"{python} can not be started: {error}") from error
         self._channel = Connection(ours.detach())
@@ -185,24 +185,24 @@ class Worker:
     def _answer(self, seconds: float) -> Reply:
         """Its answer, or how it ended: it is killed if it takes too long or too much memory."""
         assert self._channel is not None
-        end, most = time.monotonic() + seconds, self._limits.memory_bytes
-        bound = self._baseline + most if most is not None and self._baseline else None
-        said: dict[str, Any] = {TOLD: ""}
+        deadline, allowed = time.monotonic() + seconds, self._limits.memory_bytes
+        most_bytes = self._baseline + allowed if allowed is not None and self._baseline else None
+        message: dict[str, Any] = {TOLD: ""}
         try:
-            while TOLD in said:
-                while not self._channel.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
-                    if time.monotonic() >= end:
+            while TOLD in message:
+                while not self._channel.poll(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
+                    if time.monotonic() >= deadline:
                         self.close()
                         return Reply(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
-                    if bound is not None and status_bytes(self._pid, b"RssAnon:", b"RssShmem:") > bound:
+                    if most_bytes is not None and status_bytes(self._pid, b"RssAnon:", b"RssShmem:") > most_bytes:
                         self.close()
-                        return Reply(status=Status.MEMORY, message=f"took more than {most} bytes of memory")
-                said = json.loads(self._channel.recv_bytes())
-                if TOLD in said:
-                    self._told(said[TOLD])
+                        return Reply(status=Status.MEMORY, message=f"took more than {allowed} bytes of memory")
+                message = json.loads(self._channel.recv_bytes())
+                if TOLD in message:
+                    self._told(message[TOLD])
         except (EOFError, OSError):
             return Reply(status=Status.CRASH, message=how_it_ended(self.close(killing=False)))
-        return Reply(**{**said, "status": Status(said["status"])})
+        return Reply(**{**message, "status": Status(message["status"])})
 
     @property
     def runs(self) -> bool:
@@ -241,17 +241,17 @@ def serve(descriptor: int, setup: str, payload: Mapping[str, Any]) -> None:
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    with Path(os.devnull).open("r+b") as nothing:  # packages print
+    with Path(os.devnull).open("r+b") as null:  # packages print
         for stream in (0, 1, 2):
-            os.dup2(nothing.fileno(), stream)
+            os.dup2(null.fileno(), stream)
     channel = Connection(descriptor)
     SERVING[:] = [channel]
     module, _, function = setup.partition(":")
-    held: list[Any] = []
+    handlers: list[Any] = []
     gc.disable()  # saves a sixth of import time; packages are imported with the first item
-    answer = guarded(lambda: held.append(getattr(importlib.import_module(module), function)(payload)))
+    answer = guarded(lambda: handlers.append(getattr(importlib.import_module(module), function)(payload)))
     channel.send_bytes(json.dumps(answer).encode())
-    run = held[0] if held else None
+    run = handlers[0] if handlers else None
     with contextlib.suppress(EOFError, OSError):
         while run is not None:
             item = json.loads(channel.recv_bytes())
@@ -269,15 +269,15 @@ def untrusted_pool(
 ) -> Pool:
     """A pool of workers for untrusted code, with the runner and `preload` imported; they see no more of ours."""
     package = Path(traceproof.__file__).resolve().parent
-    where, root = package.parent, package.parents[1]
+    source, root = package.parent, package.parents[1]
     clone = (root / "Snakefile").is_file()
-    project = [root / name for name in ("src", "tests", "examples")] if clone else [package]
-    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {package}  # of this package
-    project += [one for one in copies if one.is_dir()]
-    env = {**(environment or {}), **dict.fromkeys(THREADS, "1"), "PYTHONPATH": str(where)}
+    hidden = [root / name for name in ("src", "tests", "examples")] if clone else [package]
+    other_copies = {Path(folder).resolve() / package.name for folder in sys.path} - {package}  # of this package
+    hidden += [one for one in other_copies if one.is_dir()]
+    env = {**(environment or {}), **dict.fromkeys(THREADS, "1"), "PYTHONPATH": str(source)}
     return Pool(
         preload=("torch", *preload, RUNNER),
-        conceal=[*project, *conceal],
+        conceal=[*hidden, *conceal],
         env=env,
         gpu=gpu,
         readable=[Path(env[TRITON])] if TRITON in env else [],

@@ -261,9 +261,8 @@ class WorkerSession:
 
     def interrupt(self) -> None:
         """End the worker, from any thread: a waiting `ask` gets an error, and no new worker is started."""
-        self._refused = self._refused or model.Reply(
-            status=model.Status.CRASH, message="interrupted: nobody waits for it"
-        )
+        interrupted = model.Reply(status=model.Status.CRASH, message="interrupted: nobody waits for it")
+        self._refused = self._refused or interrupted
         if (worker := self._worker) is not None and not worker.ended:
             worker.interrupt()
 
@@ -278,10 +277,8 @@ class WorkerSession:
             return
         self._reach = ", ".join(lacking(self._worker.layers))
         if self._reach and not self._pool.weak:
-            message = (
-                f"not run: on this machine untrusted code could reach {self._reach} (namespaces and Landlock are"
-            )
-            message += " absent or not allowed here); --allow-weak-isolation runs it all the same"
+            message = f"not run: on this machine untrusted code could reach {self._reach} (namespaces and Landlock"
+            message += " are absent or not allowed here); --allow-weak-isolation runs it all the same"
             self._refused = model.Reply(status=model.Status.ISOLATION, message=message)
         else:
             begun = self._worker.ask(self._begin, self._limits.setup_seconds)

@@ -161,7 +161,7 @@ class Judge:
         else:
             trial = self._tried(settled, target, settings)
         definition, constants = target.definition, target.definition.constants
-        against = ORACLE if definition.op_type in registry.known() else SHADOW
+        judged_by = ORACLE if definition.op_type in registry.known() else SHADOW
         reasons = (
             *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
             *objections(trial, len([one for one in definition.outputs.values() if not one.optional])),
@@ -177,8 +177,8 @@ class Judge:
             definition_path=target.path,
             verdict="refused" if reasons else "accepted",
             reasons=reasons,
-            against=against,
-            constants="; ".join(constants.alone) if against == ORACLE else "",
+            against=judged_by,
+            constants="; ".join(constants.alone) if judged_by == ORACLE else "",
             digests=Digests(definition=definition.digest, solution=candidate.digest, code=code),
             hidden_seed=settings.hidden_seed,
             tolerance=settings.tolerance,
@@ -196,10 +196,10 @@ class Judge:
             raise TraceproofError(f"{file} can not be read as a problem", problems=lines[-1:])
         return in_own_dataset(Definition.model_validate(outcome.value), str(path))
 
-    def _tried(self, candidate: Candidate, target: Target, given: JudgeSettings) -> SolutionTrial:
+    def _tried(self, candidate: Candidate, target: Target, base: JudgeSettings) -> SolutionTrial:
         """Have the process judge a solution. Raises TraceproofError: it could not."""
         dataset = str(target.dataset)
-        settings = given.model_copy(update={"dataset": dataset, "conceal": (*given.conceal, dataset)})
+        settings = base.model_copy(update={"dataset": dataset, "conceal": (*base.conceal, dataset)})
         item = {
             "settings": settings.model_dump(mode="json"),
             "solution": candidate.as_json(),
@@ -213,31 +213,31 @@ class Judge:
                 todo = (
                     "In config.yaml, stacks.<name>.python names a Python with torch, numpy, safetensors, pydantic."
                 )
-                raise TraceproofError(f"{given.python} can not judge", problems=lines[-1:], todo=todo)
+                raise TraceproofError(f"{base.python} can not judge", problems=lines[-1:], todo=todo)
             raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
         if "blocked" in outcome.value:
             raise TraceproofError(outcome.value["blocked"])
         trial = SolutionTrial.model_validate(outcome.value)
-        shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
-        if shut_out is not None:
-            raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])
+        not_isolated = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
+        if not_isolated is not None:
+            raise TraceproofError(f"{candidate.path} was not run", problems=[not_isolated.message])
         return trial
 
     def _asked(self, item: Mapping[str, Any], settings: JudgeSettings, preload: Sequence[str] = ()) -> Reply:
         """Send the process a request and return its reply; restart the process if its settings have changed."""
-        own = settings.model_dump(mode="json", include=OF_PROCESS)
+        of_process = settings.model_dump(mode="json", include=OF_PROCESS)
         with self._lock:
             if self._idle is not None:
                 self._idle.cancel()
-            if self._worker is None or own != self._own:
+            if self._worker is None or of_process != self._own:
                 self.close()
-                self._own = own
+                self._own = of_process
                 caches = settings.caches or str(self._folder.enter_context(own_folder()))
-                order = {**own, "caches": caches, "preload": preload}
+                payload = {**of_process, "caches": caches, "preload": preload}
                 record = {"device_type": "cuda" if settings.gpu else "cpu"}
-                here = Environment(name=MAIN, python=settings.python, record=record)
+                environment = Environment(name=MAIN, python=settings.python, record=record)
                 # The process is trusted code, which calls the solution in isolated workers.
-                self._worker = Worker(here, SETUP, order, OVERALL, told=self._told)
+                self._worker = Worker(environment, SETUP, payload, OVERALL, told=self._told)
             reply = self._worker.ask(item)
             if not self._lasting:
                 self._idle = threading.Timer(IDLE_SECONDS, self.close)
@@ -261,12 +261,12 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
     versions of this environment are looked up.
     """
     tell("starting")
-    caches, home, gpu, weak = Path(order["caches"]), order["cuda_home"], order["gpu"], order["weak"]
-    here = Environment(name=MAIN, python=order["python"], record={"digest": "judged", "cuda_home": home})
+    caches, cuda_home, gpu, weak = Path(order["caches"]), order["cuda_home"], order["gpu"], order["weak"]
+    main = Environment(name=MAIN, python=order["python"], record={"digest": "judged", "cuda_home": cuda_home})
     environment: dict[str, str] = {}
     if gpu:  # solutions compile in other folders; this one is empty
-        here = replace(here, record={**here.record, "device_type": "cuda"})
-        environment = here.told(caches)
+        main = replace(main, record={**main.record, "device_type": "cuda"})
+        environment = main.told(caches)
     imported = [name for name in order["preload"] if find_spec(name) is not None]
     preload = [PRELOADED[name] for name in imported]
     pool = untrusted_pool(gpu=gpu, environment=environment, weak=weak, preload=preload)
@@ -298,14 +298,14 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
             return problem_definition(Path(item["problem"]), pool=pool).as_json()
         settings = JudgeSettings.model_validate({**item["settings"], "gpu": gpu, "environment": environment})
         candidate = Candidate(**item["solution"])
-        why = blocked(candidate, gpu=gpu)
-        if why is not None:
-            return {"blocked": why}
+        problem = blocked(candidate, gpu=gpu)
+        if problem is not None:
+            return {"blocked": problem}
         # a ground truth is called in this process, with modules that were compiled for it before
         if settings.timed:
-            found = inside.record(home)  # takes seconds, since it reads all of some packages
-            record = {**found, "digest": digest_json(found), "cuda_home": home}
-            os.environ.update(replace(here, record=record).told(caches))
+            facts = inside.record(cuda_home)  # takes seconds, since it reads all of some packages
+            record = {**facts, "digest": digest_json(facts), "cuda_home": cuda_home}
+            os.environ.update(replace(main, record=record).told(caches))
         torch.set_num_threads(1)
         pool.hide(map(Path, settings.conceal))
         watch = trial.Watch(tell, item["begun"])
@@ -315,8 +315,8 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
         watch.done("planning")
         with trial.SolutionRun.of(definition, candidate, settings, pool) as run:
             watch.done("preparing")
-            made = trial.tried(run, cases, whole=settings.whole, watch=watch)
+            result = trial.tried(run, cases, whole=settings.whole, watch=watch)
         versions, device = inside.identity()
-        return {**made.model_dump(mode="json"), "device": device, "versions": versions}
+        return {**result.model_dump(mode="json"), "device": device, "versions": versions}
 
     return handle

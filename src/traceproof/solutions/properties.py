@@ -94,43 +94,43 @@ class PropertyCalls:
         **order: Any,  # noqa: ANN401 - other fields of a CallRequest
     ) -> CaseResult | None:
         """Make and judge one call; None: it left no outputs or wrong ones, which `states` now says."""
-        given = subject or self.subject
+        case = subject or self.subject
         self.watch.say(f"property {name}")
-        order.setdefault("trials", min(given.trials, DRAWS))
+        order.setdefault("trials", min(case.trials, DRAWS))
         try:
-            taken = self.evaluation.call(source, given, **order)
+            result = self.evaluation.call(source, case, **order)
         except CallError as error:
             self.states[name] = BROKEN, f"the call failed: {error.told}"
-            left = left_behind(given.case, error, name)
-            if left is not None:
-                self.rows.append(left)
+            late_row = left_behind(case.case, error, name)
+            if late_row is not None:
+                self.rows.append(late_row)
             elif PROPERTIES[name].must_run:
-                self.rows.append(refused(given.case, error, name))
+                self.rows.append(refused(case.case, error, name))
             return None
         else:
-            few = order["trials"] < given.trials
-            wrong = [] if few else [row for row in self._rows(given, taken, name) if row.bad]
+            too_few = order["trials"] < case.trials
+            wrong = [] if too_few else [row for row in self._rows(case, result, name) if row.bad]
             if wrong:
                 self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
                 self.rows += wrong if PROPERTIES[name].must_run else []
                 return None
-            return taken
+            return result
         finally:
             self.watch.done(f"property {name}")
 
-    def _rows(self, given: SolvedCase, taken: CaseResult, name: str) -> Iterator[SolutionRow]:
+    def _rows(self, case: SolvedCase, result: CaseResult, name: str) -> Iterator[SolutionRow]:
         """Rows of a call. Outputs with the bits of the first call get its rulings, other findings are new."""
-        again = given is self.subject and _same(self.first.outputs, taken.outputs)[0] == HOLDS
-        return self.evaluation.rule(given, taken, name, self.ruled if again else None)
+        same_as_first = case is self.subject and _same(self.first.outputs, result.outputs)[0] == HOLDS
+        return self.evaluation.rule(case, result, name, self.ruled if same_as_first else None)
 
-    def same(self, name: str, taken: CaseResult | None, first: Tensors | None = None) -> None:
+    def same(self, name: str, result: CaseResult | None, first: Tensors | None = None) -> None:
         """Set the property's state by whether the call's bits are those of `first`; None: the first call's."""
-        if taken is None:
+        if result is None:
             return
         if self.varies and name != "determinism":
             self.states[name] = UNMEASURED, "its bits differ from run to run; the answer is right"
             return
-        self.states[name] = _same(first or self.first.outputs, taken.outputs)
+        self.states[name] = _same(first or self.first.outputs, result.outputs)
 
 
 def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
@@ -138,12 +138,12 @@ def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
     names = sorted(name for name in first.keys() | other.keys() if not same_bits(first.get(name), other.get(name)))
     if not names:
         return HOLDS, "the same bits"
-    one, two, apart = first.get(names[0]), other.get(names[0]), ""
-    if one is not None and two is not None and one.shape == two.shape and one.numel():
-        far = (one.double() - two.double()).abs().nan_to_num(float("inf"))
-        place, count = index_of(int(far.argmax()), far.shape), int((far > 0).sum())
-        apart = f": {count} of {one.numel()} elements, most at {place}: {float(far.max()):.3g} apart"
-    return BROKEN, f"other bits in {', '.join(names)}{apart}"
+    value, other_value, where = first.get(names[0]), other.get(names[0]), ""
+    if value is not None and other_value is not None and value.shape == other_value.shape and value.numel():
+        distance = (value.double() - other_value.double()).abs().nan_to_num(float("inf"))
+        place, count = index_of(int(distance.argmax()), distance.shape), int((distance > 0).sum())
+        where = f": {count} of {value.numel()} elements, most at {place}: {float(distance.max()):.3g} apart"
+    return BROKEN, f"other bits in {', '.join(names)}{where}"
 
 
 Probing = Callable[[], AbstractContextManager[UntrustedSource]]  # puts the solution in a worker
@@ -201,11 +201,11 @@ def measure(  # noqa: PLR0913 - has one caller
 
     `probing` and `anew` put it in a worker; the latter's has made no call before.
     """
-    base = chosen(cases)
-    if base is None:
+    planned = chosen(cases)
+    if planned is None:
         why = f"no ordinary case needs less than {LEAST_OF_LARGE >> 30} GiB"
         return tuple(_result(evaluation, name, (UNMEASURED, why)) for name in PROPERTIES), []
-    subject = evaluation.subject(base.case)
+    subject = evaluation.subject(planned.case)
 
     def solved() -> tuple[list[SolvedCase], list[SolvedCase]]:
         sizes = [evaluation.subject(case) for case in _other_sizes(evaluation, subject, cases)]
@@ -216,16 +216,16 @@ def measure(  # noqa: PLR0913 - has one caller
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
         ruled: dict[str, Ruling] | None = None
         if not subject.trials:
-            told = rulings(subject, first, tolerance=evaluation.settings.tolerance)
-            ruled = {output: ruling for output, ruling in told if output != WHOLE}
-        found = PropertyCalls(evaluation, subject, first, ruled, watch)
+            judged = rulings(subject, first, tolerance=evaluation.settings.tolerance)
+            ruled = {output: ruling for output, ruling in judged if output != WHOLE}
+        calls = PropertyCalls(evaluation, subject, first, ruled, watch)
         watch.done("property first call")
         writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
-        found.same("determinism", found.call(source, "determinism", calls=1 if writes else CALLS))
-        rest = replace(found, watch=watch.beside(), rows=[])
-        beside = threads.submit(_in_new_process, rest, anew) if evaluation.side_by_side else None
+        calls.same("determinism", calls.call(source, "determinism", calls=1 if writes else CALLS))
+        elsewhere = replace(calls, watch=watch.beside(), rows=[])
+        beside = threads.submit(_in_new_process, elsewhere, anew) if evaluation.side_by_side else None
         layout = evaluation.layout
-        ways: dict[str, dict[str, Any]] = {
+        variations: dict[str, dict[str, Any]] = {
             "memory": {"fill": OTHER_FILL, "layout": replace(layout, fill=OTHER_FILL)},
             "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
             "addresses": {"layout": replace(layout, room=layout.room + FAR)},
@@ -233,50 +233,50 @@ def measure(  # noqa: PLR0913 - has one caller
             "threads": {"threads": 2},
             "strides": {"how": STRIDED},
         }
-        for name, way in ways.items():
-            found.same(name, found.call(source, name, **way))
+        for name, variation in variations.items():
+            calls.same(name, calls.call(source, name, **variation))
         contents, sizes = others.result()
-        _contents(found, source, contents)
-        _batch(found, source)
-        _after_others(found, source, sizes)
-        _bounds(found, source)
+        _contents(calls, source, contents)
+        _batch(calls, source)
+        _after_others(calls, source, sizes)
+        _bounds(calls, source)
         # Last, because the next call also raises CUDA's error of a call that it refused.
         empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
         if not empty:
-            found.states["empty"] = UNMEASURED, "no case of the definition is empty"
-        elif found.call(source, "empty", evaluation.subject(empty[0])) is not None:
-            found.states["empty"] = HOLDS, "empty outputs"
-        if found.states["bounds"][0] == HOLDS:
-            _errors(found, source)
+            calls.states["empty"] = UNMEASURED, "no case of the definition is empty"
+        elif calls.call(source, "empty", evaluation.subject(empty[0])) is not None:
+            calls.states["empty"] = HOLDS, "empty outputs"
+        if calls.states["bounds"][0] == HOLDS:
+            _errors(calls, source)
             watch.done("property errors")
     if beside is None:
-        _in_new_process(rest, anew)
+        _in_new_process(elsewhere, anew)
     else:
         beside.result()
-    results = tuple(_result(evaluation, name, found.states.get(name)) for name in PROPERTIES)
-    return results, [*found.rows, *rest.rows]
+    results = tuple(_result(evaluation, name, calls.states.get(name)) for name in PROPERTIES)
+    return results, [*calls.rows, *elsewhere.rows]
 
 
-def _bounds(found: PropertyCalls, source: UntrustedSource) -> None:
+def _bounds(calls: PropertyCalls, source: UntrustedSource) -> None:
     """Set `bounds`: in calls whose tensors begin, then end, at memory whose access ends the process."""
     fences: set[str] = set()
     for how in (FENCED_BEFORE, FENCED_BEHIND):
-        fenced = found.call(source, "bounds", how=how)
+        fenced = calls.call(source, "bounds", how=how)
         if fenced is None:
             return
         fences |= {*fenced.fences}
     between = ", ".join(text for way, text in BETWEEN.items() if way in fences)
-    found.states["bounds"] = HOLDS, f"nothing beside its tensors is touched; they lie between {between}"
+    calls.states["bounds"] = HOLDS, f"nothing beside its tensors is touched; they lie between {between}"
 
 
-def _in_new_process(found: PropertyCalls, anew: Probing) -> None:
+def _in_new_process(calls: PropertyCalls, anew: Probing) -> None:
     """Measure the properties that need a worker which has made no call before."""
     with anew() as another:
-        found.same("process", found.call(another, "process"))
-        _on_gpu(found, another, "stream", ORDINARY, STREAM)
-        _on_gpu(found, another, "load", LOAD)
-        _load_on_part(found, another)
-        _on_gpu(found, another, "graph", GRAPH)  # last, since a failed capture may make the process useless
+        calls.same("process", calls.call(another, "process"))
+        _on_gpu(calls, another, "stream", ORDINARY, STREAM)
+        _on_gpu(calls, another, "load", LOAD)
+        _load_on_part(calls, another)
+        _on_gpu(calls, another, "graph", GRAPH)  # last, since a failed capture may make the process useless
 
 
 def chosen(cases: Sequence[PlannedCase]) -> PlannedCase | None:
@@ -304,20 +304,20 @@ def _result(evaluation: SolutionRun, name: str, state: tuple[str, str] | None) -
     )
 
 
-def _contents(found: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
+def _contents(calls: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
     """Set `contents`: calls with the inputs of `_others` in the memory of the previous call's inputs."""
-    trials = found.subject.trials
+    trials = calls.subject.trials
     for other in others:
-        if found.call(source, "contents") is None:
+        if calls.call(source, "contents") is None:
             return
-        taken = found.call(source, "contents", other, how=SAME_MEMORY, trials=trials)
-        if taken is None:
+        result = calls.call(source, "contents", other, how=SAME_MEMORY, trials=trials)
+        if result is None:
             return
-        found.states["contents"] = HOLDS, "right draws"
+        calls.states["contents"] = HOLDS, "right draws"
         if not trials:
-            fresh = found.call(source, "contents", other)
-            found.same("contents", taken, fresh.outputs if fresh is not None else None)
-        if found.states["contents"][0] == BROKEN:
+            in_new_memory = calls.call(source, "contents", other)
+            calls.same("contents", result, in_new_memory.outputs if in_new_memory is not None else None)
+        if calls.states["contents"][0] == BROKEN:
             return
 
 
@@ -331,44 +331,44 @@ def _others(evaluation: SolutionRun, subject: SolvedCase) -> Iterator[SolvedCase
     yield evaluation.subject(replace(subject.case, seed=subject.case.seed + 1))
 
 
-def _on_gpu(found: PropertyCalls, source: UntrustedSource, name: str, *hows: str) -> None:
+def _on_gpu(calls: PropertyCalls, source: UntrustedSource, name: str, *hows: str) -> None:
     """Set a property by calls in ways (`hows`) that need a GPU; the first wrong one ends them."""
-    if not found.evaluation.settings.gpu:
-        found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
-    elif found.subject.trials:
-        found.states[name] = UNMEASURED, "a sampler draws"
+    if not calls.evaluation.settings.gpu:
+        calls.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
+    elif calls.subject.trials:
+        calls.states[name] = UNMEASURED, "a sampler draws"
     else:
         for how in hows:
-            found.same(name, found.call(source, name, how=how))
-            if found.states[name][0] == BROKEN:
+            calls.same(name, calls.call(source, name, how=how))
+            if calls.states[name][0] == BROKEN:
                 return
 
 
-def _load_on_part(found: PropertyCalls, source: UntrustedSource) -> None:
+def _load_on_part(calls: PropertyCalls, source: UntrustedSource) -> None:
     """Repeat `load` on a part of the multiprocessors, which not every driver and PyTorch can set apart."""
-    state, detail = found.states["load"]
+    state, detail = calls.states["load"]
     if state == HOLDS:
         try:
-            taken = found.evaluation.call(source, found.subject, how=LOAD_ON_PART)
+            result = calls.evaluation.call(source, calls.subject, how=LOAD_ON_PART)
         except CallError as error:
-            found.states["load"] = HOLDS, f"{detail}; not on a part of the multiprocessors: {error.told}"
+            calls.states["load"] = HOLDS, f"{detail}; not on a part of the multiprocessors: {error.told}"
         else:
-            wrong = [row for row in found.evaluation.rule(found.subject, taken, "load") if row.bad]
-            found.rows += wrong
-            found.states["load"] = (BROKEN, f"wrong: {wrong[0].message}") if wrong else found.states["load"]
+            wrong = [row for row in calls.evaluation.rule(calls.subject, result, "load") if row.bad]
+            calls.rows += wrong
+            calls.states["load"] = (BROKEN, f"wrong: {wrong[0].message}") if wrong else calls.states["load"]
             if not wrong:
-                found.same("load", taken)
+                calls.same("load", result)
 
 
-def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
+def _batch(calls: PropertyCalls, source: UntrustedSource) -> None:
     """Set `batch`: whether halves of a batch, called alone, have the bits that they have together."""
-    evaluation, subject = found.evaluation, found.subject
+    evaluation, subject = calls.evaluation, calls.subject
     halves = None if subject.trials else halved(subject)
     if halves is None:
-        found.states["batch"] = UNMEASURED, "it is not known which parts of its inputs are independent"
+        calls.states["batch"] = UNMEASURED, "it is not known which parts of its inputs are independent"
         return
-    if found.varies:
-        found.states["batch"] = UNMEASURED, "its bits differ from run to run"
+    if calls.varies:
+        calls.states["batch"] = UNMEASURED, "its bits differ from run to run"
         return
     outputs: list[Tensors] = []
     for values in halves.inputs:
@@ -380,9 +380,9 @@ def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
         try:
             outputs.append(evaluation.call(source, part).outputs)
         except CallError as error:
-            found.states["batch"] = BROKEN, f"a part of the batch alone: {error.told}"
+            calls.states["batch"] = BROKEN, f"a part of the batch alone: {error.told}"
             return
-    found.states["batch"] = _same(halves.whole(found.first.outputs), halves.joined(outputs))
+    calls.states["batch"] = _same(halves.whole(calls.first.outputs), halves.joined(outputs))
 
 
 def _other_sizes(evaluation: SolutionRun, subject: SolvedCase, cases: Sequence[PlannedCase]) -> Iterator[Case]:
@@ -396,38 +396,38 @@ def _other_sizes(evaluation: SolutionRun, subject: SolvedCase, cases: Sequence[P
             yield case.case
 
 
-def _after_others(found: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
+def _after_others(calls: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
     """Set `order`: repeat the first call after calls in other sizes."""
-    if all(found.call(source, "order", other) is not None for other in others):
-        found.same("order", found.call(source, "order"))
+    if all(calls.call(source, "order", other) is not None for other in others):
+        calls.same("order", calls.call(source, "order"))
 
 
-def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
+def _errors(calls: PropertyCalls, source: UntrustedSource) -> None:
     """Set `errors`: calls with inputs that the definition rules out must raise or return correct values."""
-    evaluation, subject = found.evaluation, found.subject
-    count = 0
+    evaluation, subject = calls.evaluation, calls.subject
+    calls_made = 0
     for what, inputs in evaluation.op.errors(evaluation.definition, subject.inputs):
         if (subject.trials and TOO_MANY not in what) or (evaluation.candidate.destinations and UNEVEN in what):
             continue  # draws for others cost as much and show less; outputs passed in keep their sizes
-        count += 1
+        calls_made += 1
         try:
-            taken = evaluation.call(source, replace(subject, inputs=inputs))
+            result = evaluation.call(source, replace(subject, inputs=inputs))
         except CallError as error:
             if error.reply.status is Status.ERROR:
                 continue
-            found.states["errors"] = BROKEN, f"{what}: {error.told}"
+            calls.states["errors"] = BROKEN, f"{what}: {error.told}"
             return
         changed = [name for name, value in inputs.items() if value is not subject.inputs[name]]
         pairs = [(tensor(inputs, name), tensor(subject.inputs, name)) for name in changed]
         safe = all(one.is_floating_point() and one.shape == other.shape for one, other in pairs)
-        if not _right_in_values(evaluation, replace(subject, inputs=inputs), taken, safe=safe):
-            found.states["errors"] = BROKEN, f"{what}: it neither raises nor is right"
+        if not _right_in_values(evaluation, replace(subject, inputs=inputs), result, safe=safe):
+            calls.states["errors"] = BROKEN, f"{what}: it neither raises nor is right"
             return
-    if count:
-        found.states["errors"] = HOLDS, f"{count} such calls raise or are right"
+    if calls_made:
+        calls.states["errors"] = HOLDS, f"{calls_made} such calls raise or are right"
 
 
-def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult, *, safe: bool) -> bool:
+def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, result: CaseResult, *, safe: bool) -> bool:
     """Whether outputs are correct for inputs in any dtypes and sizes; False if the oracle fails.
 
     `safe`: no index in the inputs is out of range, which would cost this process its GPU.
@@ -444,10 +444,10 @@ def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseRe
     }
     subject = replace(subject, definition=definition.model_copy(update={"axes": axes}))
     dtypes = {name: TORCH_DTYPES.get(spec.dtype) for name, spec in evaluation.definition.outputs.items()}
-    outputs = {name: value.to(dtypes.get(name) or value.dtype) for name, value in taken.outputs.items()}
+    outputs = {name: value.to(dtypes.get(name) or value.dtype) for name, value in result.outputs.items()}
     try:
         solved = replace(evaluation, definition=subject.definition).solved(subject, safe=safe)
-        return not any(row.bad for row in evaluation.rule(solved, replace(taken, outputs=outputs)))
+        return not any(row.bad for row in evaluation.rule(solved, replace(result, outputs=outputs)))
     except ODD:
         return False
 
@@ -498,9 +498,9 @@ def _examined(
         return evaluation.op.oracle(evaluation.definition, {**subject.inputs, **changed})[name]
 
     summed = tuple(one for one in evaluation.op.summed(evaluation.definition) if one in inputs)
-    found = examine(inputs, summed, observe, exact)
-    if found is None:
+    seen = examine(inputs, summed, observe, exact)
+    if seen is None:
         return None
     dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in inputs.values()})
     asked = f"{', '.join(dtypes)} in, {evaluation.definition.outputs[name].dtype} out"
-    return PrecisionResult(output=name, asked=asked, seen=str(found), evidence=found.evidence)
+    return PrecisionResult(output=name, asked=asked, seen=str(seen), evidence=seen.evidence)

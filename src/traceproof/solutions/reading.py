@@ -120,20 +120,20 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
     """
     if not where.exists():
         raise TraceproofError(f"{where} does not exist", todo="Give a solution's file, or a folder of them.")
-    inside = (path for path in where.rglob("*") if path.suffix in KINDS and path.is_file())
-    files = sorted(inside) if where.is_dir() else [where]
+    paths = (path for path in where.rglob("*") if path.suffix in KINDS and path.is_file())
+    files = sorted(paths) if where.is_dir() else [where]
     if not files:
         raise TraceproofError(f"{where} holds no solutions", todo=f"Give files that end with {', '.join(KINDS)}.")
     problems: list[str] = []
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for file in files:
         try:
-            found.append(_read(file, entry))
+            candidates.append(_read(file, entry))
         except (ValueError, SyntaxError, OSError, RecursionError) as error:
             problems.append(printable(f"{file}: {explain(error)}"))
     if problems:
         raise TraceproofError("solutions that can not be read", problems=problems)
-    return found
+    return candidates
 
 
 # Removed with tests if nothing left names it: an import of these, which has no side effects, ...
@@ -186,9 +186,9 @@ def _named(statement: ast.stmt, *, bound: bool = False) -> set[str]:
         read = bound and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         if read or isinstance(node, ast.Attribute | ast.Constant | ast.keyword):
             continue
-        told = [one for _, one in ast.iter_fields(node) if isinstance(one, str)]
-        told += node.names if isinstance(node, ast.Global) else []
-        found |= {one.partition(".")[0] for one in told}
+        texts = [one for _, one in ast.iter_fields(node) if isinstance(one, str)]
+        texts += node.names if isinstance(node, ast.Global) else []
+        found |= {one.partition(".")[0] for one in texts}
     return found
 
 
@@ -277,10 +277,10 @@ def _read(file: Path, entry: str | None) -> Candidate:
 
 def _language(text: str, function: str) -> Language:
     """The language of a module with the function. Raises ValueError: it lacks the function."""
-    there = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-    if function not in there:
+    functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    if function not in functions:
         raise ValueError(
-            f"it has no function {function}; name one as FILE::FUNCTION, there are: {', '.join(there)}"
+            f"it has no function {function}; name one as FILE::FUNCTION, there are: {', '.join(functions)}"
         )
     return Language.TRITON if "triton" in _imported(text) else Language.PYTHON
 

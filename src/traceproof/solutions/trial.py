@@ -140,7 +140,7 @@ def tried(
     watch = watch or Watch()
     rows: list[SolutionRow] = []
     properties: tuple[PropertyResult, ...] = ()
-    seen: tuple[PrecisionResult, ...] = ()
+    precision: tuple[PrecisionResult, ...] = ()
     speed: tuple[SpeedResult, ...] = ()
     with ExitStack() as stack:
         watch.say("a first call" if run.compiled is None else "compiling, with a first call")
@@ -160,7 +160,7 @@ def tried(
         if (whole or not wrong) and all(row.reason in ROUNDED for row in wrong):
             watch.say("its precision")
             measured = measured or stack.enter_context(measuring(run, cases, watch))
-            seen = measured.precision.result()
+            precision = measured.precision.result()
         if not wrong and measured is not None:
             properties, further = measured.properties.result()
             rows += further
@@ -168,14 +168,14 @@ def tried(
         watch.done("properties")
         if run.settings.timed and not bad(rows):
             watch.say("its speed")
-            speed, late = measure_speed(run, cases)
-            rows += late
+            speed, timed_rows = measure_speed(run, cases)
+            rows += timed_rows
             watch.done("speed")
     isolation = ", ".join(sorted(run.reached - {""}))
     return SolutionTrial(
         rows=tuple(rows),
         properties=properties,
-        precision=seen,
+        precision=precision,
         speed=speed,
         isolation=isolation,
         seconds=watch.seconds,
@@ -235,27 +235,27 @@ def _copy(folder: int, name: str, target: Path) -> None:
     """Copy a file or folder `name` out of an open folder that untrusted code may be changing; nothing else."""
     try:
         # O_NONBLOCK, to not wait for the other end of a pipe.
-        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOENT, errno.ENXIO}:  # a link, gone, a socket
             return
         raise
     try:
-        found = os.fstat(opened)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             target.mkdir()
-            for inner in os.listdir(opened):  # noqa: PTH208 - of an open folder
-                _copy(opened, inner, target / inner)
-        elif stat.S_ISREG(found.st_mode):
-            with open(opened, "rb", closefd=False) as source, target.open("wb") as copy:
-                left = found.st_size  # it may grow
-                while data := source.read(min(left, MIB)):
+            for inner in os.listdir(descriptor):  # noqa: PTH208 - of an open folder
+                _copy(descriptor, inner, target / inner)
+        elif stat.S_ISREG(status.st_mode):
+            with open(descriptor, "rb", closefd=False) as source, target.open("wb") as copy:
+                bytes_left = status.st_size  # it may grow
+                while data := source.read(min(bytes_left, MIB)):
                     copy.write(data)
-                    left -= len(data)
-            target.chmod(stat.S_IMODE(found.st_mode) | stat.S_IWUSR)
-            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))  # ninja compares these times
+                    bytes_left -= len(data)
+            target.chmod(stat.S_IMODE(status.st_mode) | stat.S_IWUSR)
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))  # ninja compares these times
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,8 +377,8 @@ class SolutionRun:
         compiling: PlannedCase | None = None
         if self.compiled is not None and drawn:
             smallest = min(drawn, key=lambda case: (case.case.size != "small", case.memory))
-            own = replace(smallest.case, seed=random.getrandbits(SEED_BITS))
-            compiling = smallest.model_copy(update={"case": own, "digest": own.digest})
+            compiled_case = replace(smallest.case, seed=random.getrandbits(SEED_BITS))
+            compiling = smallest.model_copy(update={"case": compiled_case, "digest": compiled_case.digest})
             order.insert(0, compiling)
         waiting: deque[tuple[PlannedCase, Future[JudgedCase], Future[list[SolutionRow]]]] = deque()
         with ExitStack() as stack:
@@ -388,28 +388,28 @@ class SolutionRun:
             callers = stack.enter_context(ThreadPoolExecutor(CALLERS))
             judges.submit(source.session.start)  # while the first case is drawn
 
-            def call(case: PlannedCase, before: Sequence[Future[JudgedCase]], drawn: JudgedCase) -> CaseResult:
-                wait(before)  # one call at a time, in order
-                found = self._called(
+            def call(case: PlannedCase, earlier: Sequence[Future[JudgedCase]], drawn: JudgedCase) -> CaseResult:
+                wait(earlier)  # one call at a time, in order
+                result = self._called(
                     source, drawn, seconds=self.limits.setup_seconds if case is compiling else None
                 )
                 if case is compiling and self.compiled is not None and folder is not None:
                     self.compiled.keep(folder)
-                return found
+                return result
 
             try:
                 # The next cases are drawn, solved and called, one call at a time, while previous ones are judged.
                 for case in order:
-                    held = sum(one.memory for one, _, _ in waiting)
+                    bytes_waiting = sum(one.memory for one, _, _ in waiting)
                     while waiting and (
                         waiting[0][0] is compiling
                         or len(waiting) >= CALLERS + JUDGES
-                        or held + case.memory > self.settings.memory_limit
+                        or bytes_waiting + case.memory > self.settings.memory_limit
                     ):
-                        held -= waiting[0][0].memory
+                        bytes_waiting -= waiting[0][0].memory
                         yield from waiting.popleft()[-1].result()
-                    before = [one for _, one, _ in waiting]
-                    calling = callers.submit(next, run.each([case], partial(call, case, before), SOLUTION))
+                    earlier = [one for _, one, _ in waiting]
+                    calling = callers.submit(next, run.each([case], partial(call, case, earlier), SOLUTION))
                     waiting.append((case, calling, judges.submit(self._judged, run, calling)))
                 while waiting:
                     yield from waiting.popleft()[-1].result()
@@ -421,22 +421,22 @@ class SolutionRun:
     def _judged(self, run: DefinitionRun, calling: "Future[JudgedCase]") -> list[SolutionRow]:
         """The rows of a case, after waiting for its call."""
         drawn = calling.result()
-        why = drawn.problem.message if drawn.problem is not None else ""
-        why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
-        if why:
-            raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
+        problem = drawn.problem.message if drawn.problem is not None else ""
+        problem = problem or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
+        if problem:
+            raise RuntimeError(f"{drawn.planned.id} can not be judged: {problem}")
         self.reached.add(drawn.results[SOLUTION].isolation)
         run.judge(drawn)
         return [row_of(drawn.planned.case, output, ruling) for output, ruling in drawn.rulings(SOLUTION)]
 
     def _called(self, source: UntrustedSource, drawn: JudgedCase, *, seconds: float | None = None) -> CaseResult:
         """Result of the solution's call in a drawn case."""
-        case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
+        case, draws = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
         subject = self._subject(case, drawn.inputs or {})
         if self.unknown is not None:
             drawn.right = Right(oracle=self._shadow(subject))
         # A slow sampler may draw longer than a reference, since only one solution is judged.
-        further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
+        further = None if draws is None else draws.within(self.limits.seconds, times=DRAWING_TIMES)
         return self.call(source, subject, further=further, seconds=seconds)
 
     def subject(self, case: Case) -> SolvedCase:
@@ -458,10 +458,10 @@ class SolutionRun:
         """The case with expected values, computed on the GPU if it is large and its indices in range (`safe`)."""
         if self.unknown is not None:
             return replace(subject, oracle=self._shadow(subject))
-        what = self.op, self.definition, subject.case
+        oracle_of = self.op, self.definition, subject.case
         device = drawing_device(self.definition, subject.case, self.engine.computing) if safe else CPU
         memory = self.op.memory(self.definition, subject.case)
-        return replace(subject, oracle=self.engine.expected(*what, lambda: subject.inputs, device, memory))
+        return replace(subject, oracle=self.engine.expected(*oracle_of, lambda: subject.inputs, device, memory))
 
     def _shadow(self, subject: SolvedCase) -> Tensors:
         """The reference in float64, and with sums in another order; {} if it can not be computed."""
