@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.ops.attention import Operands, Precision, Span, attend, hiding
+from traceproof.ops.attention import Operands, Precision, Span, attend, hiding, visible
 from traceproof.ops.attention_op import each, seeing
 from traceproof.ops.base import Tensors, dtype_of
 from traceproof.ops.families.expert import Scaling, mixture_of, stored
@@ -253,13 +253,10 @@ def in_tiles(size: Callable[[int], int]) -> Callable[[Operands, Precision], Tens
         for start in range(0, max(longest, 1), tile):
             spans = []
             for span in operands.spans:
-                count, length = span.stop - span.start, len(span.rows)
-                key = torch.arange(length, device=span.rows.device)[start : start + tile]
-                place = torch.arange(count, device=key.device)[:, None] + length - count
-                seen = key >= place - (span.window if span.window >= 0 else length)
-                seen = seen & (key <= place) if span.causal else seen
-                bias = hiding(seen[None]) + (0 if span.bias is None else span.bias[..., start : start + tile])
-                spans.append(Span(span.start, span.stop, span.rows[key], causal=False, bias=bias))
+                keys = slice(start, start + tile)
+                bias = hiding(visible(span, span.start, span.stop)[None, :, keys])
+                bias = bias if span.bias is None else bias + span.bias[..., keys]
+                spans.append(Span(span.start, span.stop, span.rows[keys], causal=False, bias=bias))
             part = attend(replace(operands, spans=tuple(spans)), precision)
             if not merged:
                 merged = part

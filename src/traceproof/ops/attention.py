@@ -109,18 +109,12 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
             if operands.cap:
                 logits = operands.cap * torch.tanh(logits / operands.cap)
             if span.bias is not None:
-                bias = (
-                    span.bias[:, first - span.start : last - span.start] if span.bias.shape[1] > 1 else span.bias
-                )
-                bias = _by_key_head(bias.to(compute), kv_heads, ratio)
+                rows = slice(first - span.start, last - span.start) if span.bias.shape[1] > 1 else slice(None)
+                bias = _by_key_head(span.bias[:, rows].to(compute), kv_heads, ratio)
                 logits = (logits + bias).masked_fill_(torch.isneginf(bias), -math.inf)
-            if (span.causal and first + 1 < span.stop) or span.window >= 0:  # the last query sees all keys
-                places = torch.arange(first, last, device=q.device) + length - span.stop
-                place, key = places.repeat_interleave(ratio)[:, None], torch.arange(length, device=q.device)
-                if span.causal:
-                    logits.masked_fill_(key > place, -math.inf)
-                if span.window >= 0:
-                    logits.masked_fill_(key < place - span.window, -math.inf)
+            if span.causal or span.window >= 0:
+                hidden = ~visible(span, first, last)
+                logits.masked_fill_(hidden.repeat_interleave(ratio, 0), -math.inf)
             top = logits.amax(-1, keepdim=True)
             top = torch.where(top == -math.inf, torch.zeros_like(top), top) * precision.shifted  # 0 if no key
             weights = torch.exp(logits - top).to(precision.weights).to(compute)
@@ -130,6 +124,14 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
             output[first:last] = mixed.view(kv_heads, last - first, ratio, -1).transpose(0, 1).flatten(1, 2)
             lse[first:last] = sums.transpose(0, 1).flatten(1, 2)
     return {"output": output, "lse": lse}
+
+
+def visible(span: Span, first: int, last: int) -> torch.Tensor:
+    """Bool [queries, keys]: which keys the causal mask and the window show to queries `first` to `last` - 1."""
+    key = torch.arange(len(span.rows), device=span.rows.device)
+    place = torch.arange(first, last, device=key.device)[:, None] + len(key) - span.stop
+    seen = key >= (place - span.window if span.window >= 0 else torch.zeros_like(place))
+    return seen & (key <= place) if span.causal else seen
 
 
 def _by_key_head(bias: torch.Tensor, kv_heads: int, ratio: int) -> torch.Tensor:
@@ -204,17 +206,11 @@ NUMBERS: Mapping[str, float] = {
     "kv_block_size": 16,
     "window_left": 20,  # ends in the last page or the one before it
     "logits_soft_cap": 8,  # bends: logits reach some ten
-    "bmm2_scale": 0.75,
-    "output_scale": 0.75,
-    "scale_bmm2": 0.75,
-    "causal": 1,
-    "is_causal": 1,
+    **dict.fromkeys(("bmm2_scale", "output_scale", "scale_bmm2", "q_global_scale"), 0.75),
+    "k_global_scale": 0.25,
+    **dict.fromkeys(("causal", "is_causal", "enable_block_sparse_attention", "return_lse"), 1),
     "cp_world": 4,
     "cp_rank": 2,
-    "enable_block_sparse_attention": 1,
-    "return_lse": 1,
-    "q_global_scale": 0.75,
-    "k_global_scale": 0.25,
 }
 # Inputs that do not change the result: memory to work in, sizes given once more, options left at their defaults.
 UNSAID = """
@@ -240,44 +236,41 @@ def is_tabled(definition: Definition) -> bool:
 
 def is_causal(definition: Definition, inputs: Given) -> bool:
     """Whether the last query of a sequence sees all keys, each before it one fewer; otherwise all see all."""
-    said = number(definition, inputs, *CAUSAL)
-    if said is None:
-        if not is_tabled(definition):
-            return "qo_indptr" in definition.inputs
-        usual = getattr(registry.get(definition.op_type), "causal", False)
-        return bool(definition.constants.get("causal")) or usual
-    return bool(said)
+    stated = number(definition, inputs, *CAUSAL)
+    if stated is not None:
+        return bool(stated)
+    if not is_tabled(definition):
+        return "qo_indptr" in definition.inputs
+    usual = getattr(registry.get(definition.op_type), "causal", False)
+    return bool(definition.constants.get("causal")) or usual
 
 
 def words(bits: torch.Tensor) -> torch.Tensor:
     """Words of 32 bits [..., w] as bools [..., 32 * w], the lowest bit first."""
-    whole = bits.view(torch.int32).long()[..., None] >> torch.arange(32, device=bits.device)
-    return (whole & 1).bool().flatten(-2)
+    shifted = bits.view(torch.int32).long()[..., None] >> torch.arange(32, device=bits.device)
+    return (shifted & 1).bool().flatten(-2)
 
 
 def page_of(definition: Definition) -> int:
     """Tokens per page, or per entry of a table if entries name parts of pages; 1: there are no pages."""
     if not is_tabled(definition):
-        pages = POINTED in definition.inputs
-        return (dim(definition, layout_of(definition.inputs).keys[0], 1) if pages else 1) or 1
-    spec = one_of((*COMBINED, "k_cache"), definition.inputs)
-    shape = () if spec is None else spec.shape
-    known = [definition.const_axes.get(axis) for axis in ("page_size", *shape[-2:-1])]
-    return next((size for size in known if size), 1)
+        paged = POINTED in definition.inputs
+        return (dim(definition, layout_of(definition.inputs).keys[0], 1) if paged else 1) or 1
+    cache = one_of((*COMBINED, "k_cache"), definition.inputs)
+    axes = ("page_size",) if cache is None else ("page_size", *cache.shape[-2:-1])
+    return next((definition.const_axes[axis] for axis in axes if axis in definition.const_axes), 1)
 
 
 def blocks_of(definition: Definition) -> tuple[int, int]:
     """(queries, keys) per block, where patterns are of blocks."""
-    height, width = (
-        definition.const_axes.get(one, int(NUMBERS[one])) for one in ("q_block_size", "kv_block_size")
-    )
-    return height, width
+    sizes = {**NUMBERS, **definition.const_axes}
+    return int(sizes["q_block_size"]), int(sizes["kv_block_size"])
 
 
 def number(definition: Definition, inputs: Given, *names: str) -> float | None:
     """A number that is an input or a constant axis, by any of its names; None: neither."""
-    found = one_of(names, inputs)
-    return float(found) if found is not None else one_of(names, definition.const_axes)
+    value = one_of(names, inputs)
+    return float(value) if value is not None else one_of(names, definition.const_axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,13 +336,18 @@ def rows_of(inputs: Given, page: int) -> list[torch.Tensor]:
     bounds = tensor(inputs, "kv_indptr")
     if "kv_indices" not in inputs:
         return [torch.arange(start, end, device=bounds.device) for start, end in pairwise(bounds.tolist())]
-    indices, last = tensor(inputs, "kv_indices").long(), inputs.get("kv_last_page_len")
+    pages, last = tensor(inputs, "kv_indices"), inputs.get("kv_last_page_len")
     filled = [page] * len(bounds) if last is None else last.tolist()
-    within, rows = torch.arange(page, device=indices.device), []
-    for (start, end), tail in zip(pairwise(bounds.tolist()), filled, strict=False):
-        own = (indices[start:end, None] * page + within).reshape(-1)
-        rows.append(own[: max(0, len(own) - page + tail)])
+    rows = []
+    for (start, end), in_last_page in zip(pairwise(bounds.tolist()), filled, strict=False):
+        tokens = tokens_on(pages[start:end], page)
+        rows.append(tokens[: max(0, len(tokens) - page + in_last_page)])
     return rows
+
+
+def tokens_on(pages: torch.Tensor, page: int) -> torch.Tensor:
+    """int64 rows of all tokens on these pages, of `page` tokens each, in order."""
+    return (pages.long()[:, None] * page + torch.arange(page, device=pages.device)).flatten()
 
 
 # Reading
@@ -360,76 +358,87 @@ def tensors_of(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """As `flattened`, of a call with tables or of equally long sequences; queries keep their shape."""
     q, keys, values = (one_of(names, inputs) for names in (QUERIES, KEYS, VALUES))
-    both, paged, heads_last = one_of(COMBINED, inputs), one_of(TABLES, inputs) is not None, HEADS_LAST in inputs
+    cache, heads_last = one_of(COMBINED, inputs), HEADS_LAST in inputs
     if "qkv" in inputs:
         q, keys, values = q.unbind(1) if q.dim() == 4 else (q, q, q)
-    if both is not None and both.dim() == 5:  # pages [kv, heads, tokens, channels]: heads are before tokens
-        keys, values, heads_last = both[:, 0], both[:, 1], False
-    elif both is not None:  # latent: a value is the first part of its key
-        keys = values = both.reshape(-1, 1, 1, both.shape[-1])
+    if cache is not None and cache.dim() == 5:  # pages [kv, heads, tokens, channels]: heads are before tokens
+        keys, values, heads_last = cache[:, 0], cache[:, 1], False
+    elif cache is not None:  # latent: a value is the first part of its key
+        keys = cache.reshape(-1, 1, 1, cache.shape[-1])
     values = keys if values is None else values
-    k, v = (one.transpose(1, 2) if paged and not heads_last else one for one in (keys, values))
-    each = keys.shape[1] if keys.dim() == 4 else len(keys)
-    k, v = (one.reshape(-1, *one.shape[-2:]) for one in (k, v))
-    return q, k, v[..., : value_width(definition)], tokens_of(definition, inputs, count=len(k), each=each)
+    length = keys.shape[1] if keys.dim() == 4 else len(keys)
+    if one_of(TABLES, inputs) is not None and not heads_last:
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    k, v = keys.reshape(-1, *keys.shape[-2:]), values.reshape(-1, *values.shape[-2:])
+    return q, k, v[..., : value_width(definition)], tokens_of(definition, inputs, count=len(k), length=length)
 
 
-def tokens_of(definition: Definition, inputs: Given, *, count: int, each: int) -> list[torch.Tensor]:
-    """int64 rows of each sequence's keys, or each query's if a table has pages per query, out of `count` rows."""
+def tokens_of(definition: Definition, inputs: Given, *, count: int, length: int) -> list[torch.Tensor]:
+    """int64 rows of each sequence's keys, or each query's if a table has pages per query, out of `count` rows.
+
+    If each key head has a table, there are rows per sequence and key head, of keys as `operands_of` has them then.
+    Without a table, sequences are end to end, of `length` keys each if no input says where they end.
+    """
     table, lengths, ends = (one_of(names, inputs) for names in (TABLES, KV_LENGTHS, KV_ENDS))
     device = one_of(QUERIES, inputs).device
     if table is None:
-        bounds = range(0, count + 1, each) if ends is None else ends.tolist()
+        bounds = range(0, count + 1, length) if ends is None else ends.tolist()
         return [torch.arange(start, stop, device=device) for start, stop in pairwise(bounds)]
-    if by_heads(definition):
-        return []
     page = page_of(definition)
-    within = torch.arange(page, device=device)
     if listed(definition):  # -1 names no page
-        return [(own[own >= 0].long()[:, None] * page + within).flatten() for own in table.flatten(0, 1)]
-    known = [int(inputs.get("max_sequence_kv") or 0)] * len(table)
+        return [tokens_on(pages[pages >= 0], page) for pages in table.flatten(0, 1)]
+    if by_heads(definition):
+        heads, sequences, _ = table.shape
+        pairs = product(range(sequences), range(heads))
+        return [tokens_on(table[at, row], page)[: int(lengths[at, row])] * heads + at for row, at in pairs]
+    counts = [int(inputs.get("max_sequence_kv") or 0)] * len(table)
     if lengths is not None:
-        known = lengths.view(torch.int32).reshape(len(lengths), -1)[:, 0].tolist()
-    return [(own[:, None].long() * page + within).flatten()[:n] for own, n in zip(table, known, strict=True)]
+        counts = lengths.view(torch.int32).reshape(len(lengths), -1)[:, 0].tolist()
+    return [tokens_on(pages, page)[:count] for pages, count in zip(table, counts, strict=True)]
 
 
 def operands_of(definition: Definition, inputs: Given) -> Operands:
     """The operands of any call. Summaries of blocks are appended to keys and values.
 
-    If each key head has a table (`by_heads`), each pair of a sequence and a key head becomes a Span.
+    If each key head has a table (`by_heads`), each pair of a sequence and a key head is a sequence here.
     """
     q, k, v, rows = tensors_of(definition, inputs) if is_tabled(definition) else flattened(inputs)
-    queries, scale = q.reshape(-1, *q.shape[-2:]), one_of(SCALES, inputs)
-    window, cap = (inputs.get(name) for name in ("window_left", "logits_soft_cap"))
+    scale, cap = one_of(SCALES, inputs), inputs.get("logits_soft_cap")
     if scale is None:  # XQA's latent form has one of 1
         scale = 1.0 if v.shape[-1] < k.shape[-1] and "v_cache" in inputs else q.shape[-1] ** -0.5
-    made: dict[str, Any] = {"q": queries, "k": k, "v": v, "scale": float(scale), "cap": float(cap or 0.0)}
+    queries = q.reshape(-1, *q.shape[-2:])
     if by_heads(definition):
-        table, lengths, page = one_of(TABLES, inputs), one_of(KV_LENGTHS, inputs), page_of(definition)
-        heads, within, found = table.shape[0], torch.arange(page, device=q.device), []
-        for row, head in product(range(table.shape[1]), range(heads)):
-            own = (table[head, row, :, None].long() * page + within).flatten()[: int(lengths[head, row])]
-            found.append(Span(row * heads + head, row * heads + head + 1, own * heads + head, causal=False))
-        made |= {name: made[name].reshape(-1, 1, made[name].shape[-1]) for name in "kv"}
-        return Operands(**{**made, "q": queries.reshape(-1, q.shape[1] // heads, q.shape[-1])}, spans=tuple(found))
-    ends, own = one_of(ENDS, inputs), inputs.get("actual_seq_lens_q")
-    each = len(queries) // max(1, len(rows))
-    bounds = [at * each for at in range(len(rows) + 1)] if ends is None else ends.tolist()
-    bounds = bounds if own is None else [0, *own.cumsum(0).tolist()]
-    causal, kept = is_causal(definition, inputs), -1 if window is None else int(window)
-    spans = [Span(*pair, own, causal, kept) for pair, own in zip(pairwise(bounds), rows, strict=True)]
-    if "causal_seqlens_kv_global" in inputs:
-        spans = [replace(span, bias=owned(inputs, row, span), causal=False) for row, span in enumerate(spans)]
-    if inputs.get("custom_mask") is not None or inputs.get("alibi_slopes") is not None:
-        spans = [replace(span, bias=added(inputs, span)) for span in spans]
-    if "q2k_indices" in inputs:
-        spans = [replace(span, bias=named(inputs["q2k_indices"], span)) for span in spans]
-    if one_of(BLOCKED, inputs) is not None:
-        spans = [blocked(definition, inputs, row, span, len(k)) for row, span in enumerate(spans)]
-        if "k_summary" in inputs:
-            summaries = [inputs[name].reshape(-1, *k.shape[1:]) for name in ("k_summary", "v_summary")]
-            made |= {"k": torch.cat([k, summaries[0]]), "v": torch.cat([v, summaries[1]])}
-    return Operands(**made, spans=tuple(spans))
+        queries = q.reshape(-1, q.shape[1] // k.shape[1], q.shape[-1])
+        k, v = (x.reshape(-1, 1, x.shape[-1]) for x in (k, v))
+    spans = spans_of(definition, inputs, queries=len(queries), keys=len(k), rows=rows)
+    if "k_summary" in inputs:
+        k = torch.cat([k, inputs["k_summary"].reshape(-1, *k.shape[1:])])
+        v = torch.cat([v, inputs["v_summary"].reshape(-1, *v.shape[1:])])
+    return Operands(queries, k, v, tuple(spans), scale=float(scale), cap=float(cap or 0.0))
+
+
+def spans_of(
+    definition: Definition, inputs: Given, *, queries: int, keys: int, rows: list[torch.Tensor]
+) -> list[Span]:
+    """A Span per sequence with these rows of keys, and with biases by all inputs that hide or weigh keys."""
+    lengths, bounds = inputs.get("actual_seq_lens_q"), one_of(ENDS, inputs)
+    if lengths is not None:
+        ends = [0, *lengths.cumsum(0).tolist()]
+    elif bounds is not None:
+        ends = bounds.tolist()
+    else:  # equally many queries in each sequence
+        count = queries // max(1, len(rows))
+        ends = [at * count for at in range(len(rows) + 1)]
+    causal, window = is_causal(definition, inputs), inputs.get("window_left")
+    causal &= "causal_seqlens_kv_global" not in inputs  # its bias hides keys
+    spans = []
+    for sequence, ((start, stop), tokens) in enumerate(zip(pairwise(ends), rows, strict=True)):
+        span = Span(start, stop, tokens, causal, -1 if window is None else int(window))
+        span = replace(span, bias=bias_of(inputs, sequence, span))
+        if one_of(BLOCKED, inputs) is not None:
+            span = with_blocks(definition, inputs, sequence, span, keys)
+        spans.append(span)
+    return spans
 
 
 def listed(definition: Definition) -> bool:
@@ -446,11 +455,13 @@ def by_heads(definition: Definition) -> bool:
 
 def value_width(definition: Definition) -> int:
     """Channels per head of the output; of a latent key without an axis for them, all but the ROPE rotated ones."""
-    width = definition.const_axes.get((next(iter(definition.outputs.values())).shape or ("",))[-1])
-    both = one_of(COMBINED, definition.inputs)
-    if width is None and both is None:  # the output has no value channels
-        return definition.const_axes[one_of(QUERIES, definition.inputs).shape[-1]]
-    return width or definition.const_axes[both.shape[-1]] - ROPE
+    output, cache = next(iter(definition.outputs.values())), one_of(COMBINED, definition.inputs)
+    width = definition.const_axes.get((output.shape or ("",))[-1])
+    if width is not None:
+        return width
+    if cache is not None:
+        return definition.const_axes[cache.shape[-1]] - ROPE
+    return definition.const_axes[one_of(QUERIES, definition.inputs).shape[-1]]  # the output has no value channels
 
 
 def hiding(seen: torch.Tensor) -> torch.Tensor:
@@ -458,62 +469,55 @@ def hiding(seen: torch.Tensor) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=torch.float64, device=seen.device).masked_fill(~seen, -math.inf)
 
 
-def owned(inputs: Given, row: int, span: Span) -> torch.Tensor:
-    """Bias [1, queries, keys]: a rank holds keys r, r + world, ..., seen up to each speculated token's place."""
-    world, rank = int(inputs["cp_world"]), int(inputs["cp_rank"])
-    place = int(inputs["causal_seqlens_kv_global"][row]) + torch.arange(
-        span.stop - span.start, device=span.rows.device
-    )
-    count = ((place - rank).div(world, rounding_mode="floor") + 1).clamp_min(0)
-    return hiding((torch.arange(len(span.rows), device=place.device) < count[:, None])[None])
-
-
-def added(inputs: Given, span: Span) -> torch.Tensor:
-    """Bias [1 or heads, queries, keys]: a custom mask; ALiBi's slope times (key's place - query's place)."""
-    count, length, device = span.stop - span.start, len(span.rows), span.rows.device
-    bias = torch.zeros((1, count, length), dtype=torch.float64, device=device)
-    if inputs.get("custom_mask") is not None:
-        bias = hiding(inputs["custom_mask"])[None]
-    if inputs.get("alibi_slopes") is not None:
-        place = torch.arange(count, device=device)[:, None] + (length - count)
-        bias = bias + inputs["alibi_slopes"].double()[:, None, None] * (
-            torch.arange(length, device=device) - place
-        )
+def bias_of(inputs: Given, sequence: int, span: Span) -> torch.Tensor | None:
+    """Bias [1 or heads, queries, keys] by a rank's share, lists of blocks, a mask or ALiBi, or None."""
+    key = torch.arange(len(span.rows), device=span.rows.device)
+    query = torch.arange(span.stop - span.start, device=key.device)[:, None]
+    if "causal_seqlens_kv_global" in inputs:  # a rank has keys r, r + world, ..., up to each draft token's place
+        place, rank = int(inputs["causal_seqlens_kv_global"][sequence]) + query, int(inputs["cp_rank"])
+        count = (place - rank).div(int(inputs["cp_world"]), rounding_mode="floor") + 1
+        return hiding((key < count)[None])
+    if "q2k_indices" in inputs:  # [Hkv, T, topk]; -1 names none
+        blocks = inputs["q2k_indices"][:, span.start : span.stop, :, None]
+        return hiding((blocks == key // MSA_BLOCK).any(-2))
+    mask, slopes = inputs.get("custom_mask"), inputs.get("alibi_slopes")
+    bias = None if mask is None else hiding(mask)[None]
+    if slopes is not None:  # the slope times (key's place - query's place)
+        distance = key - (query + len(key) - len(query))
+        slanted = slopes.double()[:, None, None] * distance
+        bias = slanted if bias is None else bias + slanted
     return bias
 
 
-def named(lists: torch.Tensor, span: Span) -> torch.Tensor:
-    """Bias [Hkv, queries, keys] that shows the blocks of keys in lists [Hkv, T, topk]; -1 names none."""
-    block = torch.arange(len(span.rows), device=lists.device) // MSA_BLOCK
-    return hiding((lists[:, span.start : span.stop, :, None] == block).any(-2))
+def with_blocks(definition: Definition, inputs: Given, sequence: int, span: Span, keys: int) -> Span:
+    """The Span under its pattern of blocks, with summaries of the hidden blocks, if given, as further keys.
 
-
-def blocked(definition: Definition, inputs: Given, row: int, span: Span, tokens: int) -> Span:
-    """The Span under its pattern of blocks, with summaries of the hidden blocks, if given, as further keys."""
+    The summaries are rows after the `keys` rows of all sequences.
+    """
     height, width = (int(number(definition, inputs, name) or 0) for name in ("q_block_size", "kv_block_size"))
     length, device = len(span.rows), span.rows.device
     count = -(-length // width)
     if inputs.get("block_indptr") is not None:
-        ends, lists = inputs["block_indptr"][row].tolist(), inputs["block_indices"].long()
-        chosen = torch.zeros((len(ends), len(ends[0]) - 1, count), dtype=torch.bool, device=device)
-        for head, bounds in enumerate(ends):
-            for at, (start, stop) in enumerate(pairwise(bounds)):
-                own = lists[start:stop]
-                chosen[head, at, own[own < count]] = True
+        ends, lists = inputs["block_indptr"][sequence].tolist(), inputs["block_indices"].long()
+        shown = torch.zeros((len(ends), len(ends[0]) - 1, count), dtype=torch.bool, device=device)
+        for head, ends_of_head in enumerate(ends):
+            for at, (start, stop) in enumerate(pairwise(ends_of_head)):
+                blocks = lists[start:stop]
+                shown[head, at, blocks[blocks < count]] = True
     else:
-        chosen = words(inputs["exact_block_bits"][row])[..., :count]
-    chosen = chosen.repeat_interleave(height, 1)[:, : span.stop - span.start]
-    seen = chosen.repeat_interleave(width, 2)[..., :length]
+        shown = words(inputs["exact_block_bits"][sequence])[..., :count]
+    shown = shown.repeat_interleave(height, 1)[:, : span.stop - span.start]  # [heads, queries, blocks]
+    seen = shown.repeat_interleave(width, 2)[..., :length]
     if inputs.get("kv_valid_bits") is not None:
-        seen = seen & words(inputs["kv_valid_bits"][row])[:length]
+        seen = seen & words(inputs["kv_valid_bits"][sequence])[:length]
     if "k_summary" not in inputs:
         return replace(span, bias=hiding(seen))
     # A summary weighs as much as all keys of its block: log(their number) is added to its logit.
     mass = torch.full((count,), float(width), dtype=torch.float64, device=device)
     mass[-1:] = length - (count - 1) * width
-    bias = torch.cat([hiding(seen), hiding(~chosen) + mass.log()], -1)
-    own = torch.arange(count, device=device) + tokens + row * count
-    return replace(span, rows=torch.cat([span.rows, own]), bias=bias)
+    bias = torch.cat([hiding(seen), hiding(~shown) + mass.log()], -1)
+    summaries = torch.arange(count, device=device) + keys + sequence * count
+    return replace(span, rows=torch.cat([span.rows, summaries]), bias=bias)
 
 
 def attention(  # noqa: PLR0913 - one keyword per way of being wrong
@@ -547,33 +551,40 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
     (`interleaved`), do not subtract the largest logit (`shifted`), or leave out the cap (`capped`), `sinks` or
     `factor`.
     """
-    given = operands_of(wide.definition, wide.values)
-    given = replace(given, spans=spans(given.spans), scale=scale(given.scale), v=values(given.v))
-    given = given if capped else replace(given, cap=0.0)
+    operands = operands_of(wide.definition, wide.values)
+    operands = replace(operands, spans=spans(operands.spans), scale=scale(operands.scale), v=values(operands.v))
+    if not capped:
+        operands = replace(operands, cap=0.0)
     if interleaved:
-        heads = torch.arange(given.q.shape[1], device=given.q.device) % given.k.shape[1]
-        own = tuple(
-            span
-            if span.bias is None or len(span.bias) in {1, len(heads)}
-            else replace(span, bias=span.bias[heads])
-            for span in given.spans
-        )
-        given = replace(given, k=given.k[:, heads], v=given.v[:, heads], spans=own)
+        operands = with_interleaved_heads(operands)
     precision = Precision(torch.float64, torch.float64)
     if wide.dtype is not torch.float64:
-        cut = cut_off(given.q.shape[-1]) / LSE_FACTOR if lost and given.q.dtype.itemsize == 2 else 0.0
-        kept = getattr(torch, weights) if weights else given.q.dtype
-        precision = Precision(wide.dtype, kept, cut, shifted, product)
-    found = attended(given, precision)
+        cut = cut_off(operands.q.shape[-1]) / LSE_FACTOR if lost and operands.q.dtype.itemsize == 2 else 0.0
+        rounded_to = getattr(torch, weights) if weights else operands.q.dtype
+        precision = Precision(wide.dtype, rounded_to, cut, shifted, product)
+    results = attended(operands, precision)
+    output, lse = results["output"], results["lse"]
     if "sinks" in wide and sinks:
         sink = wide["sinks"].reshape(-1) / math.log(2.0)
-        found["output"] *= (1 / (1 + torch.exp2(sink - found["lse"])))[..., None]
-        found["lse"] = torch.logaddexp2(found["lse"], sink.expand_as(found["lse"]))
-    output, wanted = found["output"], one_of(OUTPUTS, wide.definition.outputs)
-    if wanted is not None:  # several queries of a sequence may be one axis more, and key heads are apart
-        rows = one_of(QUERIES, wide.values).shape[: len(wanted.shape) - 2]
-        each = wide.definition.const_axes.get(wanted.shape[-2], output.shape[1])
-        output = output.reshape((*rows, each, output.shape[-1]))
-    times = one_of(FACTORS, wide.values)
-    output = output if times is None or not factor else output * float(times)
-    return {**dict.fromkeys(OUTPUTS, output), "lse": found["lse"]}
+        output *= (1 / (1 + torch.exp2(sink - lse)))[..., None]
+        lse = torch.logaddexp2(lse, sink.expand_as(lse))
+    spec = one_of(OUTPUTS, wide.definition.outputs)
+    if spec is not None:  # several queries of a sequence may be one axis more, and key heads are apart
+        rows = one_of(QUERIES, wide.values).shape[: len(spec.shape) - 2]
+        heads = wide.definition.const_axes.get(spec.shape[-2], output.shape[1])
+        output = output.reshape((*rows, heads, output.shape[-1]))
+    multiplier = one_of(FACTORS, wide.values)
+    if factor and multiplier is not None:
+        output = output * float(multiplier)
+    return {**dict.fromkeys(OUTPUTS, output), "lse": lse}
+
+
+def with_interleaved_heads(operands: Operands) -> Operands:
+    """A mutant's operands: query head h reads key head h % Hkv, and its bias, where heads have several."""
+    head = torch.arange(operands.q.shape[1], device=operands.q.device)
+    spans = tuple(
+        span if span.bias is None else replace(span, bias=span.bias[head % len(span.bias)])
+        for span in operands.spans
+    )
+    heads = head % operands.k.shape[1]
+    return replace(operands, k=operands.k[:, heads], v=operands.v[:, heads], spans=spans)

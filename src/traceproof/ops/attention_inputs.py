@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, product
+from itertools import accumulate, product
 from typing import Any
 
 from traceproof.dataset.definition import Definition, DType
@@ -30,7 +30,7 @@ from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.ops import attention as calls
 from traceproof.ops import far
-from traceproof.ops.attention import KeyLayout, listed, one_of, page_of
+from traceproof.ops.attention import KeyLayout, Spans, listed, one_of, page_of
 from traceproof.ops.base import Values
 from traceproof.ops.cases import AFTER, OTHER_SCALARS, Case, is_hidden
 
@@ -93,44 +93,16 @@ class Style:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
-    """Where the tokens of every sequence are, and how many of them each query sees."""
-
-    rows: torch.Tensor  # int64 [sum of lengths], rows of the flattened keys, sequence after sequence
-    first: list[int]  # for every query, where its sequence starts in `rows`
-    visible: list[int]  # for every query, how many tokens it sees
-    lengths: list[int]  # for every query, the length of its sequence
-    page_size: int  # tokens per page
-    window: int = -1  # tokens that a query sees before its own; -1: all
-
-    @classmethod
-    def of(
-        cls, params: Mapping[str, Any], ids: list[list[int]], page: int, *, causal: bool, device: torch.device
-    ) -> Visible:
-        """Of a case's lengths: on pages of these `ids`, per sequence, if there are any, else end to end."""
-        kv_lens, q_lens = lengths_of(params)
-        parts = [torch.arange(sum(kv_lens))]
-        if ids:
-            at = [torch.tensor(own, dtype=torch.int64)[:, None] * page + torch.arange(page) for own in ids]
-            parts = [one.flatten()[:length] for one, length in zip(at, kv_lens, strict=True)]
-        found = cls(torch.cat(parts).to(device), [], [], [], page)
-        for start, kv_len, q_len in zip(starts(kv_lens), kv_lens, q_lens, strict=False):
-            found.first.extend([start] * q_len)
-            found.lengths.extend([kv_len] * q_len)
-            hidden = range(q_len - 1, -1, -1) if causal else [0] * q_len  # keys that come after each query
-            found.visible.extend(max(0, kv_len - after) for after in hidden)
-        return found
-
-
 Specified = tuple[Mapping[str, tuple[int, ...]], Mapping[str, "torch.dtype"]]  # shapes and dtypes by name
 
 
-def drawn(layout: KeyLayout, specs: Specified, case: Case, draw: Draw, sequences: Visible) -> Values:
+def drawn(  # noqa: PLR0913 - all that a case's data depends on
+    layout: KeyLayout, specs: Specified, case: Case, draw: Draw, *, spans: Spans, page: int
+) -> Values:
     """Queries, keys, values and the softmax scale in the case's style; rows that no sequence reads hold POISON."""
     shapes, dtypes = specs
-    before = QK_NOPE if layout.latent else 0
-    scale = float(torch.tensor(1 / math.sqrt(before + shapes[layout.keys[-1]][-1]), dtype=torch.float32))
+    unrotated = QK_NOPE if layout.latent else 0
+    scale = float(torch.tensor(1 / math.sqrt(unrotated + shapes[layout.keys[-1]][-1]), dtype=torch.float32))
     style = Style.of(case, width=sum(shapes[name][-1] for name in layout.keys), scale=scale)
     data = {
         name: style.tensor(draw, name, shapes[name], dtypes[name], keys=name in layout.keys)
@@ -144,55 +116,58 @@ def drawn(layout: KeyLayout, specs: Specified, case: Case, draw: Draw, sequences
         data[layout.values] = draw.normal(layout.values, shapes[layout.values], dtypes[layout.values], scale=size)
     values = layout.flat(data[layout.values])
     unread = torch.ones(len(values), dtype=torch.bool, device=draw.device)
-    unread[sequences.rows] = False
+    for span in spans:
+        unread[span.rows] = False
     if layout.latent:  # One channel: a key of 50s has logits of +-80, and half of the heads would not show them.
         values[unread, 0, values.shape[-1] // 2] = POISON
     else:
         values[unread] = POISON
-    lean = leaned_to(draw, style, sequences, heads=shapes[layout.queries[0]][1])
+    lean = leaned_to(draw, style, spans, page, heads=shapes[layout.queries[0]][1])
     if lean is not None:
         rows, weights = lean
         for query, key in zip(layout.queries, layout.keys, strict=True):
             keys, heads = layout.flat(data[key]), data[query].shape[1]
-            group = torch.arange(heads, device=draw.device) // max(1, heads // keys.shape[1])
-            chosen = keys[rows, group].to(torch.float32)
+            key_head = torch.arange(heads, device=draw.device) // max(1, heads // keys.shape[1])
+            chosen = keys[rows, key_head].to(torch.float32)
             chosen *= weights[:, None, None]  # two roundings on every device: no fused multiply-add
             data[query] = (data[query].to(torch.float32) + chosen).to(data[query].dtype)
     return {**data, "sm_scale": scale}
 
 
 def leaned_to(
-    draw: Draw, style: Style, sequences: Visible, *, heads: int
+    draw: Draw, style: Style, spans: Spans, page: int, *, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Rows of the keys that query heads lean to, int64 [T, Hq], and how far: factors on the key, float32 [T].
 
     A factor is 0 where no key is visible. None where the pattern has no lean or there is nothing to lean to.
     """
-    if style.pattern != "lean" or len(sequences.rows) == 0 or not sequences.visible:
+    rows, device = torch.cat([span.rows for span in spans]), draw.device
+    first, visible, lengths = [], [], []  # of each query's sequence; `visible` are keys that the query sees
+    for start, span in zip(starts([len(span.rows) for span in spans]), spans, strict=False):
+        queries, keys = span.stop - span.start, len(span.rows)
+        hidden = range(queries - 1, -1, -1) if span.causal else [0] * queries  # keys that come after each query
+        first += [start] * queries
+        visible += [max(0, keys - after) for after in hidden]
+        lengths += [keys] * queries
+    if style.pattern != "lean" or not len(rows) or not visible:
         return None
-    count, page, device = len(sequences.visible), sequences.page_size, draw.device
-    visible, lengths = (
-        torch.tensor(part, dtype=torch.int64, device=device)[:, None]
-        for part in (sequences.visible, sequences.lengths)
-    )
-    last = (visible - 1).clamp(min=0)
+    count, window = len(visible), spans[0].window
+    seen, length, begin = (torch.tensor(x, device=device)[:, None] for x in (visible, lengths, first))
+    last = (seen - 1).clamp(min=0)
     boundary = last // page * page
-    low = (last - sequences.window).clamp(min=0) if sequences.window >= 0 else torch.zeros_like(last)
+    low = (last - window).clamp(min=0) if window >= 0 else torch.zeros_like(last)
     random = draw.integers("lean", (count, heads), torch.int64, low=0, high=1 << 31) % (last - low + 1)
-    after = torch.minimum(visible, lengths - 1).clamp(min=0)
-    before = (boundary if sequences.window < 0 else low).sub(1).clamp(min=0)
+    after = torch.minimum(seen, length - 1).clamp(min=0)
+    before = (boundary if window < 0 else low).sub(1).clamp(min=0)
     choices = (last, low, after, boundary, before, low + random)  # keys that bugs are likely to get wrong
     query = torch.arange(count, device=device)[:, None]
     kind = (query + torch.arange(heads, device=device)[None, :]) % len(choices)
-    target = torch.zeros((count, heads), dtype=torch.int64, device=device)
-    for index, choice in enumerate(choices):
-        target = torch.where(kind == index, choice, target)
-    target += torch.tensor(sequences.first, dtype=torch.int64, device=device)[:, None]
+    target = torch.stack([choice.expand(count, heads) for choice in choices]).gather(0, kind[None])[0] + begin
     energy = style.amplitude * style.amplitude * style.width * style.scale  # logit of a normal key with itself
     steep = max(1.0, energy / math.sqrt(style.width) / FLAT)  # more where logits vary by more than FLAT
-    factors = [LEAN * steep * length.bit_length() / energy for length in sequences.visible]
+    factors = [LEAN * steep * number.bit_length() / energy for number in visible]
     weights = torch.tensor(factors, dtype=torch.float32, device=device)
-    return sequences.rows[target.clamp(max=len(sequences.rows) - 1)], weights
+    return rows[target.clamp(max=len(rows) - 1)], weights
 
 
 def starts(lengths: Sequence[int]) -> list[int]:
@@ -227,11 +202,13 @@ class PageTable:
 
     def table(self, draw: Draw) -> list[list[int]]:
         """Page ids of every sequence: distinct but for the shared ones, out of `pool`, never 0, 1, 2, ..."""
-        drawn: list[int] = draw.permutation("kv_indices", self.distinct, out_of=self.pool).tolist()
-        fresh = iter([page + 1 for page in drawn] if drawn == list(range(self.distinct)) else drawn)
+        pages: list[int] = draw.permutation("kv_indices", self.distinct, out_of=self.pool).tolist()
+        if pages == list(range(self.distinct)):
+            pages = [page + 1 for page in pages]
         table: list[list[int]] = []
         for count, common in zip(self.counts, self.shared, strict=True):
-            table.append([*(table[0][:common] if table else []), *islice(fresh, count - common)])
+            fresh, pages = pages[: count - common], pages[count - common :]
+            table.append([*(table[0][:common] if table else []), *fresh])
         return table
 
 
@@ -244,22 +221,14 @@ class CaseLayout:
 
     definition: Definition
     case: Case
+    kv_lens: list[int]  # keys of each sequence
+    q_lens: list[int]  # queries of each sequence
     ids: list[list[int]]  # pages of each sequence
     heads: int  # of keys
     shape: tuple[int, ...]  # of the input that is made
 
     @property
-    def kv_lens(self) -> list[int]:
-        """Keys of each sequence."""
-        return list(self.case.params["kv_lens"])
-
-    @property
-    def q_lens(self) -> list[int]:
-        """Queries of each sequence."""
-        return lengths_of(self.case.params)[1]
-
-    @property
-    def world(self) -> int:
+    def ranks(self) -> int:
         """Ranks that share the keys."""
         ranks = int(calls.NUMBERS["cp_world"])
         return ranks // 2 if OTHER_SCALARS in self.case.params else ranks
@@ -267,109 +236,121 @@ class CaseLayout:
     def coins(self, name: str, count: int) -> list[int]:
         """Ascending numbers below `count`: 0, and each other one with probability 1/2, drawn on the host."""
         host = HostDraw(definition=self.definition.name, case=f"{self.case.id} blocks", seed=self.case.seed)
-        return [at for at, one in enumerate(host.integers(name, count, low=0, high=2)) if one or not at]
+        heads = host.integers(name, count, low=0, high=2)
+        return [at for at in range(count) if heads[at] or at == 0]
 
     @property
-    def kept(self) -> list[tuple[int, list[int]]]:
+    def selected(self) -> list[tuple[int, list[int]]]:
         """(sequence, places of its selected pages) per key head and sequence: all pages but one."""
-        found = []
-        for head, (row, own) in product(range(self.heads), enumerate(self.ids)):
-            lost = (head + 1) % len(own) if len(own) > 1 else -1
-            found.append((row, [at for at in range(len(own)) if at != lost]))
-        return found
+        selections = []
+        for head, (sequence, pages) in product(range(self.heads), enumerate(self.ids)):
+            left_out = (head + 1) % len(pages) if len(pages) > 1 else -1
+            selections.append((sequence, [at for at in range(len(pages)) if at != left_out]))
+        return selections
 
 
-def tables(of: CaseLayout) -> list[list[int]]:
+def tables(layout: CaseLayout) -> list[list[int]]:
     """Rows of page ids per sequence, key head or query, padded with an unused page (per query with -1)."""
-    used = {page for own in of.ids for page in own}
+    width = layout.shape[-1]
+    if listed(layout.definition):  # each query has all pages but one, the next query another one
+        rows = []
+        for pages, query in product(layout.ids, range(layout.shape[1])):
+            left_out = query % len(pages)
+            rows.append((pages[:left_out] + pages[left_out + 1 :] or pages)[:width])
+        paddings = [[-1] * (width - len(row)) for row in rows]
+        first = is_hidden(layout.case.id)  # where -1 may be is not stated, so ordinary cases have it last
+        return [padding + row if first else row + padding for row, padding in zip(rows, paddings, strict=True)]
+    rows = layout.ids
+    if len(layout.shape) > 2:
+        rows = [[layout.ids[sequence][at] for at in places] for sequence, places in layout.selected]
+    used = {page for pages in layout.ids for page in pages}
     spare = min({*range(len(used) + 1)} - used)
-    if listed(of.definition):  # each query has all pages but one, the next query another one
-        own = [(ids, at % len(ids)) for ids in of.ids for at in range(of.shape[1])]
-        found = [(ids[:lost] + ids[lost + 1 :] or ids)[: of.shape[2]] for ids, lost in own]
-        rests = [[-1] * (of.shape[2] - len(ids)) for ids in found]
-        first = is_hidden(of.case.id)  # where -1 may be is not stated, so ordinary cases have it last
-        return [[*rest, *ids] if first else [*ids, *rest] for ids, rest in zip(found, rests, strict=True)]
-    rows = of.ids if len(of.shape) == 2 else [[of.ids[row][at] for at in own] for row, own in of.kept]
-    return [[*own, *[spare] * (of.shape[-1] - len(own))] for own in rows]
+    return [[*row, *[spare] * (width - len(row))] for row in rows]
 
 
-def key_counts(of: CaseLayout) -> list[int]:
+def key_counts(layout: CaseLayout) -> list[int]:
     """Keys of each sequence; where key heads select pages, those per key head and sequence."""
-    if not calls.by_heads(of.definition):
-        return of.kv_lens
-    page = page_of(of.definition)
-    return [sum(min(page, of.kv_lens[row] - at * page) for at in own) for row, own in of.kept]
+    if not calls.by_heads(layout.definition):
+        return layout.kv_lens
+    page = page_of(layout.definition)
+    return [sum(min(page, layout.kv_lens[row] - at * page) for at in places) for row, places in layout.selected]
 
 
-def block_lists(of: CaseLayout) -> list[list[int]]:
+def block_lists(layout: CaseLayout) -> list[list[int]]:
     """Blocks of keys that are seen, per sequence, head of the pattern and block of queries."""
-    height, width = calls.blocks_of(of.definition)
-    pattern = one_of(calls.BLOCKED, of.definition.inputs)
-    heads = of.definition.const_axes[pattern.shape[1]]
-    rows = range(-(-of.q_lens[0] // height))
+    height, width = calls.blocks_of(layout.definition)
+    pattern = one_of(calls.BLOCKED, layout.definition.inputs)
+    heads = range(layout.definition.const_axes[pattern.shape[1]])
+    rows = range(-(-layout.q_lens[0] // height))
     return [
-        of.coins(f"{row} {head} {at}", -(-length // width))
-        for (row, length), head, at in product(enumerate(of.kv_lens), range(heads), rows)
+        layout.coins(f"{sequence} {head} {row}", -(-length // width))
+        for (sequence, length), head, row in product(enumerate(layout.kv_lens), heads, rows)
     ]
 
 
-def block_ends(of: CaseLayout) -> list[list[int]]:
+def block_ends(layout: CaseLayout) -> list[list[int]]:
     """Offsets of `block_lists` in their concatenation, per sequence and head."""
-    lists = block_lists(of)
-    rows, ends = of.shape[2] - 1, starts([len(own) for own in lists])
+    lists = block_lists(layout)
+    rows, ends = layout.shape[2] - 1, starts([len(blocks) for blocks in lists])
     return [ends[at : at + rows + 1] for at in range(0, len(lists), rows)]
 
 
-def block_bits(of: CaseLayout) -> list[list[int]]:
+def block_bits(layout: CaseLayout) -> list[list[int]]:
     """`block_lists` as bits in int32 words, the lowest bit first."""
-    words = [[0] * of.shape[-1] for _ in block_lists(of)]
-    for word, own in zip(words, block_lists(of), strict=True):
-        for block in own:
-            word[block // 32] |= 1 << block % 32
-    return [[one - (one >> 31 << 32) for one in word] for word in words]
+    rows = []
+    for blocks in block_lists(layout):
+        words = [0] * layout.shape[-1]
+        for block in blocks:
+            words[block // 32] |= 1 << block % 32
+        rows.append(list(map(signed, words)))
+    return rows
 
 
-def valid_bits(of: CaseLayout) -> list[list[int]]:
+def signed(word: int) -> int:
+    """The int32 number with the 32 bits of an unsigned one."""
+    return word - (word >> 31 << 32)
+
+
+def valid_bits(layout: CaseLayout) -> list[list[int]]:
     """Random bits for valid keys, as words; the first key of each 32 is always valid."""
-    host = HostDraw(definition=of.definition.name, case=f"{of.case.id} valid", seed=of.case.seed)
-    rows = (host.integers(f"{row}", of.shape[1], low=0, high=1 << 32) for row in range(of.shape[0]))
-    return [[(one - (one >> 31 << 32)) | 1 for one in row] for row in rows]
+    host = HostDraw(definition=layout.definition.name, case=f"{layout.case.id} valid", seed=layout.case.seed)
+    sequences, words = layout.shape
+    rows = [host.integers(f"{row}", words, low=0, high=1 << 32) for row in range(sequences)]
+    return [[signed(word) | 1 for word in row] for row in rows]
 
 
-def query_lists(of: CaseLayout) -> list[list[list[int]]]:
+def query_lists(layout: CaseLayout) -> list[list[list[int]]]:
     """Blocks of keys per key head and query, ascending, then -1."""
-    owner = [row for row, count in enumerate(of.q_lens) for _ in range(count)]
-    found = []
-    for head in range(of.shape[0]):
-        lists = [
-            of.coins(f"{head} {at}", -(-of.kv_lens[row] // calls.MSA_BLOCK))[-of.shape[2] :]
-            for at, row in enumerate(owner)
-        ]
-        if "causal" not in of.definition.inputs:  # a mask may leave queries the first block only
-            lists = [own[at % 2 :] or own for at, own in enumerate(lists)]
-        found.append([[*own, *[-1] * (of.shape[2] - len(own))] for own in lists])
-    return found
+    lengths = [kv_len for kv_len, q_len in zip(layout.kv_lens, layout.q_lens, strict=True) for _ in range(q_len)]
+    heads, _, most = layout.shape
+    by_head = []
+    for head in range(heads):
+        lists = [layout.coins(f"{head} {at}", -(-n // calls.MSA_BLOCK))[-most:] for at, n in enumerate(lengths)]
+        if "causal" not in layout.definition.inputs:  # a mask may leave queries the first block only
+            lists = [blocks[at % 2 :] or blocks for at, blocks in enumerate(lists)]
+        by_head.append([[*blocks, *[-1] * (most - len(blocks))] for blocks in lists])
+    return by_head
 
 
 # By input: a function that returns its elements as (nested) lists of integers.
 STRUCTURE: Mapping[str, Callable[[CaseLayout], Any]] = {
     **dict.fromkeys(calls.TABLES, tables),
     **dict.fromkeys(calls.KV_LENGTHS, key_counts),
-    **dict.fromkeys(calls.KV_ENDS, lambda of: starts(of.kv_lens)),
-    **dict.fromkeys(calls.ENDS, lambda of: starts(of.q_lens)),
-    "kv_indptr": lambda of: starts(
-        list(map(len, of.ids)) if calls.POINTED in of.definition.inputs else of.kv_lens
+    **dict.fromkeys(calls.KV_ENDS, lambda layout: starts(layout.kv_lens)),
+    **dict.fromkeys(calls.ENDS, lambda layout: starts(layout.q_lens)),
+    "kv_indptr": lambda layout: starts(
+        list(map(len, layout.ids)) if calls.POINTED in layout.definition.inputs else layout.kv_lens
     ),
-    calls.POINTED: lambda of: [page for own in of.ids for page in own],
-    "kv_last_page_len": lambda of: [
-        length - max(0, len(own) - 1) * page_of(of.definition)
-        for length, own in zip(of.kv_lens, of.ids, strict=True)
+    calls.POINTED: lambda layout: [page for pages in layout.ids for page in pages],
+    "kv_last_page_len": lambda layout: [
+        length - max(0, len(pages) - 1) * page_of(layout.definition)
+        for length, pages in zip(layout.kv_lens, layout.ids, strict=True)
     ],
-    "actual_seq_lens_q": lambda of: of.q_lens,
+    "actual_seq_lens_q": lambda layout: layout.q_lens,
     # so that the last of several speculated tokens sees all keys that this rank holds, the first one fewer
-    "causal_seqlens_kv_global": lambda of: [(length - 1) * of.world for length in of.kv_lens],
+    "causal_seqlens_kv_global": lambda layout: [(length - 1) * layout.ranks for length in layout.kv_lens],
     "block_indptr": block_ends,
-    "block_indices": lambda of: [block for own in block_lists(of) for block in own],
+    "block_indices": lambda layout: [block for blocks in block_lists(layout) for block in blocks],
     "exact_block_bits": block_bits,
     "kv_valid_bits": valid_bits,
     "q2k_indices": query_lists,
@@ -404,27 +385,27 @@ def sized(definition: Definition, seed: int, size: str, page: int) -> Iterator[P
         return [at - 1, at, at + 1]
 
     if size == "small":
-        found: list[list[int]] = [draw(0).integers("kv_lens", 1, low=2, high=17)]
-        found.append([1, *draw(1).integers("kv_lens", 1, low=8, high=17)])
+        batches: list[list[int]] = [draw(0).integers("kv_lens", 1, low=2, high=17)]
+        batches.append([1, *draw(1).integers("kv_lens", 1, low=8, high=17)])
     elif size == "medium":
-        found = [draw(0).shuffled("kv_lens", [0, 1, *boundaries(64), 256])]
-        found += [draw(index).integers("kv_lens", count, low=64, high=257) for index, count in ((1, 12), (2, 4))]
-        found[1][:2] = [max(length, page + 1) for length in found[1][:2]]  # a full page to share
+        batches = [draw(0).shuffled("kv_lens", [0, 1, *boundaries(64), 256])]
+        batches += [draw(index).integers("kv_lens", count, low=64, high=257) for index, count in ((1, 12), (2, 4))]
+        batches[1][:2] = [max(length, page + 1) for length in batches[1][:2]]  # a full page to share
     else:
         lengths = [0, 1, *boundaries(512), LONG, *draw(0).integers("random", 26, low=512, high=LONG)]
-        found = [draw(0).shuffled("kv_lens", lengths), draw(1).integers("kv_lens", 64, low=512, high=LONG + 1)]
+        batches = [draw(0).shuffled("kv_lens", lengths), draw(1).integers("kv_lens", 64, low=512, high=LONG + 1)]
     shared, plain = {"shared": True}, {"pattern": "plain"}
-    further: Mapping[str, Mapping[str, Any]] = {"medium-1": shared, "large-1": shared, "medium-2": plain}
-    for index, kv_lens in enumerate(found):
-        drawn = draw(index).integers("q_lens", len(kv_lens), low=1, high=QUERY_CAP[size] + 1)
-        q_lens = [min(query, length) for query, length in zip(drawn, kv_lens, strict=True)]
+    params: Mapping[str, Mapping[str, Any]] = {"medium-1": shared, "large-1": shared, "medium-2": plain}
+    for index, kv_lens in enumerate(batches):
+        suffixes = draw(index).integers("q_lens", len(kv_lens), low=1, high=QUERY_CAP[size] + 1)
+        q_lens = [min(pair) for pair in zip(suffixes, kv_lens, strict=True)]
         rows = [row for row, length in enumerate(kv_lens) if length > 0]
-        whole = max(rows, key=lambda row: kv_lens[row] * (kv_lens[row] <= WHOLE_CAP[size]))
-        q_lens[whole] = min(kv_lens[whole], WHOLE_CAP[size])
-        rows.remove(whole)
+        prompt = max(rows, key=lambda row: kv_lens[row] * (kv_lens[row] <= WHOLE_CAP[size]))
+        q_lens[prompt] = min(kv_lens[prompt], WHOLE_CAP[size])
+        rows.remove(prompt)
         for row, count in zip(rows, (1, 0) if len(rows) > 2 else (1,), strict=False):
             q_lens[row] = count
-        yield f"{size}-{index}", kv_lens, q_lens, further.get(f"{size}-{index}", {})
+        yield f"{size}-{index}", kv_lens, q_lens, params.get(f"{size}-{index}", {})
 
 
 def always(definition: Definition, page: int, *, causal: bool) -> Iterator[Planned]:

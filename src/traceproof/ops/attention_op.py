@@ -8,39 +8,14 @@ from dataclasses import replace
 from itertools import chain, pairwise, product
 from typing import Any
 
-from traceproof.dataset.definition import Definition, DType
+from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.ops import attention as calls
+from traceproof.ops import attention_inputs
 from traceproof.ops.adapter import dim, dtype_of
-from traceproof.ops.attention import (
-    GATES,
-    MAX_LOGITS,
-    Span,
-    Spans,
-    attention,
-    is_causal,
-    is_tabled,
-    listed,
-    one_of,
-    operands_of,
-    page_of,
-)
-from traceproof.ops.attention_inputs import (
-    NEGATIVE,
-    POISON,
-    STRUCTURE,
-    CaseLayout,
-    PageTable,
-    Planned,
-    Visible,
-    always,
-    drawn,
-    lengths_of,
-    sized,
-    stressing,
-    tabled,
-)
+from traceproof.ops.attention import Span, Spans, is_causal, is_tabled, listed, one_of, operands_of, page_of
+from traceproof.ops.attention_inputs import STRUCTURE, CaseLayout, PageTable, Planned, drawn, lengths_of, starts
 from traceproof.ops.base import Unsupported, Value, Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
@@ -56,21 +31,22 @@ IN_FP8 = Close(
     3.0, reason="weights in fp8 are rounded beside the maximum of a tile, the baseline's beside that of all"
 )
 LONGEST = ("max_kv_len", "max_seq_len", "max_sequence_kv", "max_seq_len_kv")  # inputs: most keys of a sequence
-MOST_ASKED = ("max_seq_len_q", "max_q_len", "max_token_per_sequence", "q_len_per_req", "seqlen_q", "seq_len")
+VECTORS = frozenset({*calls.QUERIES, *calls.KEYS, *calls.COMBINED})  # inputs as wide as a query
+MOST_QUERIES = ("max_seq_len_q", "max_q_len", "max_token_per_sequence", "q_len_per_req", "seqlen_q", "seq_len")
 
 # Mutants
 
 
 def grouped(wide: Wide) -> bool:
     """Whether several query heads share each of several key heads."""
-    given = operands_of(wide.definition, wide.values)
-    return given.k.shape[1] not in {1, given.q.shape[1]}
+    operands = operands_of(wide.definition, wide.values)
+    return operands.k.shape[1] not in {1, operands.q.shape[1]}
 
 
 def seeing(span: Span, change: Part) -> Span:
     """The Span with the keys at places `change(arange(number of keys))` of it."""
-    at = change(torch.arange(len(span.rows), device=span.rows.device))
-    return replace(span, rows=span.rows[at], bias=None if span.bias is None else span.bias[..., at])
+    places = change(torch.arange(len(span.rows), device=span.rows.device))
+    return replace(span, rows=span.rows[places], bias=None if span.bias is None else span.bias[..., places])
 
 
 def each(change: Callable[[Span], Span]) -> Callable[[Spans], Spans]:
@@ -83,10 +59,22 @@ def longest(change: Part) -> Callable[[Spans], Spans]:
 
     def changed(spans: Spans) -> Spans:
         lengths = [len(span.rows) if span.stop > span.start else 0 for span in spans]
-        at = max(range(len(lengths)), key=lengths.__getitem__, default=-1)
-        return tuple(seeing(span, change) if index == at else span for index, span in enumerate(spans))
+        index = max(range(len(lengths)), key=lengths.__getitem__, default=-1)
+        return tuple(seeing(span, change) if at == index else span for at, span in enumerate(spans))
 
     return changed
+
+
+def sights(span: Span, rows: torch.Tensor) -> torch.Tensor:
+    """How often each query sees each of these ascending rows, [queries, rows] or with heads first, float64.
+
+    A key with a bias counts exp(bias) times.
+    """
+    seen = calls.visible(span, span.start, span.stop).double()
+    if span.bias is not None:
+        seen = seen * span.bias.exp()
+    times = torch.zeros((*seen.shape[:-1], len(rows)), dtype=seen.dtype, device=rows.device)
+    return times.index_add_(-1, torch.searchsorted(rows, span.rows), seen)
 
 
 def misread(
@@ -108,39 +96,23 @@ def misread(
             return {calls.POINTED: wide[calls.POINTED][places]}
         return {one: change(wide.value(one)) for one in names if one in wide}
 
-    def seen(span: Span) -> torch.Tensor:
-        return span.rows if span.bias is None else span.rows[span.bias.isfinite().any(0).any(0)]
-
-    def differ(one: Span, other: Span) -> bool:
-        """Whether the queries of two Spans see different keys."""
-        if one.window != other.window and one.stop > one.start:
-            last = len(one.rows) - 1
-            return min(max(one.window, 0), last) != min(max(other.window, 0), last)
-        several = one.stop - one.start > 1
-        if one.stop <= one.start or (one.causal and several) != (other.causal and several):
-            return one.stop > one.start
-        biases = [span.bias for span in (one, other) if span.bias is not None]
-        if len({bias.shape for bias in biases}) == 1 and not torch.equal(biases[0], biases[-1]):
-            return True
-        rows = (seen(one), seen(other))
-        if not (one.causal and several):
-            rows = (rows[0].sort().values, rows[1].sort().values)
-        return not torch.equal(*rows)
+    def differ(right: Span, wrong: Span) -> bool:
+        rows = torch.unique(torch.cat([right.rows, wrong.rows]))
+        return not torch.equal(sights(right, rows), sights(wrong, rows))
 
     def applies(wide: Wide) -> bool:
-        before, after = (
-            operands_of(wide.definition, given.values).spans for given in (wide, wide.changed(**inputs(wide)))
-        )
-        return any(map(differ, before, spans(after)))
+        right = operands_of(wide.definition, wide.values).spans
+        wrong = spans(operands_of(wide.definition, wide.changed(**inputs(wide)).values).spans)
+        return any(map(differ, right, wrong))
 
     return Mutant(name, applies=applies, inputs=inputs, spans=spans)
 
 
 def transposed_table(bounds: list[int]) -> list[int]:
     """A table [batch, pages] read as [pages, batch]: the entries go to the sequences in turn."""
-    turns = [(page, row) for row, (start, stop) in enumerate(pairwise(bounds)) for page in range(stop - start)]
-    place = {turn: index for index, turn in enumerate(sorted(turns))}
-    return [place[turn] for turn in turns]
+    entries = [(page, row) for row, (start, stop) in enumerate(pairwise(bounds)) for page in range(stop - start)]
+    place = {entry: index for index, entry in enumerate(sorted(entries))}
+    return [place[entry] for entry in entries]
 
 
 def of_lse(name: str, change: Part) -> Mutant:
@@ -237,55 +209,54 @@ MUTANTS = (
 # The op
 
 
-def unfit(definition: Definition) -> str | None:  # noqa: PLR0911 - a reason each
+def unfit(definition: Definition) -> str | None:
     """Why inputs, dtypes or numbers of heads of a definition are not supported; None: they are."""
-    inputs, given = definition.inputs, is_tabled(definition)
-    coded = {*calls.QUERIES, *calls.KEYS, *calls.VALUES, *calls.COMBINED} if given else set[str]()
+    inputs, with_tables = definition.inputs, is_tabled(definition)
+    may_be_codes = {*calls.QUERIES, *calls.KEYS, *calls.VALUES, *calls.COMBINED} if with_tables else set[str]()
     for name, spec in inputs.items():
-        read = {"float16", "float32", *([calls.CODES] if name in coded else [])}
-        if not (spec.optional and given) and spec.dtype.startswith("float") and spec.dtype not in read:
+        known = {"float16", "float32", *([calls.CODES] if name in may_be_codes else [])}
+        if not (spec.optional and with_tables) and spec.dtype.startswith("float") and spec.dtype not in known:
             return f"{name} is {spec.dtype}: this oracle knows no scaled storage"
-    if not given:
-        if "sinks" in inputs and "lse" in definition.outputs:
-            return "nobody states whether the log-sum-exp counts the sinks"
-        layout = calls.layout_of(inputs)
-        heads = dim(definition, layout.queries[0], -2) or 0
-        kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)
-        divided = kv_heads and heads % kv_heads == 0
-        return None if divided else f"{heads} query heads are no multiple of {kv_heads} key heads"
+    if with_tables:
+        return unfit_with_tables(definition)
+    if "sinks" in inputs and "lse" in definition.outputs:
+        return "nobody states whether the log-sum-exp counts the sinks"
+    layout = calls.layout_of(inputs)
+    heads = dim(definition, layout.queries[0], -2) or 0
+    kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)
+    divided = kv_heads and heads % kv_heads == 0
+    return None if divided else f"{heads} query heads are no multiple of {kv_heads} key heads"
+
+
+def unfit_with_tables(definition: Definition) -> str | None:
+    """Why inputs of a call with tables, or of equally long sequences, are not supported; None: they are."""
+    inputs, sizes = definition.inputs, definition.const_axes
     if one_of(calls.QUERIES, inputs) is None or not {*calls.KEYS, *calls.COMBINED, "qkv"} & inputs.keys():
         return "there are no queries, or no keys"
-    kinds = {
-        name: one.shape or ("", "")
-        for name, one in inputs.items()
-        if name in {*calls.QUERIES, *calls.KEYS, *calls.COMBINED}
-    }
-    widths = {definition.const_axes.get(shape[-1]) for shape in kinds.values()}
+    shapes = {name: inputs[name].shape or ("", "") for name in inputs if name in VECTORS}
+    widths = {sizes.get(shape[-1]) for shape in shapes.values()}
     if len(widths) > 1:
         return f"queries and keys are {sorted(map(str, widths))} wide: keys are packed"
     counted = bool({*calls.KV_LENGTHS, "max_sequence_kv"} & inputs.keys()) or listed(definition)
-    if one_of((*calls.COMBINED, "k_cache"), inputs) is not None and not (
-        one_of(calls.TABLES, inputs) is not None and counted
-    ):
+    paged = one_of((*calls.COMBINED, "k_cache"), inputs) is not None
+    if paged and not (counted and one_of(calls.TABLES, inputs) is not None):
         return "nobody states which pages each sequence has, or how many keys"
-    planes = [definition.const_axes.get(kinds[name][1]) for name in calls.COMBINED if len(kinds.get(name, ())) > 3]
-    return f"the cache has {planes[0]} planes" if planes and planes[0] not in {1, 2} else None
+    planes = next((sizes.get(shapes[name][1]) for name in calls.COMBINED if len(shapes.get(name, ())) > 3), 1)
+    return None if planes in {1, 2} else f"the cache has {planes} planes"
 
 
 def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
     """Lossless values: for queries of 0 all keys weigh the same; {} where patterns leave no power of two."""
-    patterned = (
-        one_of((*calls.BLOCKED, "causal_seqlens_kv_global", "qkv", "seq_len"), definition.inputs) is not None
-    )
-    patterned = patterned or "custom_mask" in definition.inputs
-    if patterned or one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES:  # fp8 has no ties in bfloat16
+    patterns = (*calls.BLOCKED, "causal_seqlens_kv_global", "qkv", "seq_len", "custom_mask")
+    fp8 = one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES  # it has no ties in bfloat16
+    if fp8 or one_of(patterns, definition.inputs) is not None:
         return {}
-    values = (*calls.KEYS, *calls.VALUES, *calls.COMBINED, "ckv_cache", "kpe_cache")
-    found = dict.fromkeys((*calls.QUERIES, "alibi_slopes"), 0.0) | {
+    return {
+        **dict.fromkeys((*calls.QUERIES, "alibi_slopes"), 0.0),
         "sinks": NEVER,
-        "window_left": 15.0,
-    }  # 15 and the query's own: a power of two of keys
-    return found | dict.fromkeys(values, full(0))
+        "window_left": 15.0,  # 15 and the query's own: a power of two of keys
+        **dict.fromkeys((*calls.KEYS, *calls.VALUES, *calls.COMBINED, "ckv_cache", "kpe_cache"), full(0)),
+    }
 
 
 def windowed(definition: Definition) -> bool:
@@ -302,7 +273,7 @@ class Attention(Op):
     kv_indptr alone, one query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
     """
 
-    formula: Formula = staticmethod(attention)  # of forms that are built from names
+    formula: Formula = staticmethod(calls.attention)  # of forms that are built from names
 
     def __init__(
         self,
@@ -316,7 +287,7 @@ class Attention(Op):
             "uneven": "d",
             "requires": unfit,
             "independent_rows": False,
-            "gates": GATES,
+            "gates": calls.GATES,
             "lossless": equal_keys,
             # No NaN in keys and values: kernels may multiply those that a query does not see by zero.
             "unusual": {
@@ -331,16 +302,16 @@ class Attention(Op):
 
     def of_form(self, definition: Definition) -> Op:
         """For a call with tables or of one sequence: an Attention without forms. Else as of any Op."""
-        whole = bool(self.forms) and "k" in self.forms[0].inputs and is_tabled(definition)
-        if self.forms and ({*calls.TABLES} & {*definition.inputs} or whole):
+        one_sequence = bool(self.forms) and "k" in self.forms[0].inputs and is_tabled(definition)
+        if self.forms and (one_sequence or one_of(calls.TABLES, definition.inputs) is not None):
             return Attention(self.op_type, family=self.family, mutants=self.mutants)
         return super().of_form(definition)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """As declared, but IN_FP8 for fp8 queries, the log-sum-exp excepted."""
-        narrow = one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES
-        found = super().comparisons(definition).items()
-        return {name: IN_FP8 if narrow and name != "lse" else kind for name, kind in found}
+        fp8 = one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES
+        declared = super().comparisons(definition).items()
+        return {name: IN_FP8 if fp8 and name != "lse" else kind for name, kind in declared}
 
     def unread(self, definition: Definition) -> Mapping[str, str]:
         """As declared, without max_sequence_kv where it is the only input with lengths of keys."""
@@ -351,79 +322,89 @@ class Attention(Op):
         """`forms`; without any, those of the definition's names, one per combination of their possible axes."""
         if self.forms:
             return self.forms
-        choices: list[list[str]] = []
-        for part in (definition.inputs, definition.outputs):
-            for name, spec in part.items():
-                last = calls.HEADS_LAST in definition.inputs and name in {"k_cache", "v_cache"}
-                axes = ("p s g e",) if last else calls.AXES.get(name, ())
-                known = [f"{name}[{one}]" for one in axes if len(one.split()) == len(spec.shape or ())]
-                if spec.shape is None:
-                    known = [name] * (name in {*calls.SILENT, *calls.NUMBERS, *calls.SCALES})
-                elif name in calls.SILENT and part is definition.inputs:
-                    own = " ".join(f"{name}{at}" for at in range(len(spec.shape)))
-                    known = [f"{name}[{own}]" if own else name]
-                if not known:
-                    raise Unsupported(f"inputs have unknown {name} of the shape {spec.shape}")
-                choices.append(known)
-            choices.append(["->"])
-        return [Form(" ".join(one), self.formula) for one in product(*choices[:-1])]
+        choices = [
+            self._texts(definition, name, spec, silent=name in calls.SILENT)
+            for name, spec in definition.inputs.items()
+        ]
+        choices += [["->"], *(self._texts(definition, name, spec) for name, spec in definition.outputs.items())]
+        return [Form(" ".join(texts), self.formula) for texts in product(*choices)]
 
-    def _letters(self, definition: Definition) -> dict[str, str]:
-        return self.form(definition).axes(definition)
+    @staticmethod
+    def _texts(definition: Definition, name: str, spec: TensorSpec, *, silent: bool = False) -> list[str]:
+        """A form's text for an input or output, per meaning that its axes may have. Raises Unsupported if none."""
+        if spec.shape is None:
+            texts = [name] if silent or name in {*calls.NUMBERS, *calls.SCALES} else []
+        elif silent:
+            axes = " ".join(f"{name}{at}" for at in range(len(spec.shape)))
+            texts = [f"{name}[{axes}]" if axes else name]
+        else:
+            heads_last = calls.HEADS_LAST in definition.inputs and name in {"k_cache", "v_cache"}
+            meanings = ("p s g e",) if heads_last else calls.AXES.get(name, ())
+            texts = [f"{name}[{axes}]" for axes in meanings if len(axes.split()) == len(spec.shape)]
+        if not texts:
+            raise Unsupported(f"inputs have unknown {name} of the shape {spec.shape}")
+        return texts
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
         """Why sizes are unknown: heads or widths are var, while other axes follow from lengths; None: known."""
         letters = form.axes(definition)
         stray = sorted(
-            letters[one]
-            for one in "hgdDeoscR"
-            if letters.get(one) in definition.var_axes
-            and not (one == "o" and one_of(calls.COMBINED, definition.inputs))
+            letters[letter]
+            for letter in "hgdDeoscR"
+            if letters.get(letter) in definition.var_axes
+            and not (letter == "o" and one_of(calls.COMBINED, definition.inputs))
         )
         return f"can not tell the sizes of the axes {stray}" if stray else None
 
     # Cases
 
-    def fitted(self, definition: Definition, planned: Planned) -> tuple[list[int], list[int]]:
-        """(keys, queries) of each sequence as a call can have them: full pages, equal lengths, or one sequence."""
-        _, kv_lens, asked, _ = planned
-        inputs, letters, page = definition.inputs, self._letters(definition), page_of(definition)
-        if listed(definition) or (calls.POINTED in inputs and "kv_last_page_len" not in inputs):  # pages are full
+    def lengths(self, definition: Definition, planned: Planned) -> tuple[list[int], list[int]]:
+        """(keys, queries) of each sequence: the planned numbers, changed to ones that the call can have."""
+        _, kv_lens, q_lens, _ = planned
+        inputs, letters, page = definition.inputs, self.letters(definition), page_of(definition)
+        pages_are_full = listed(definition) or (calls.POINTED in inputs and "kv_last_page_len" not in inputs)
+        if pages_are_full:
             kv_lens = [-(-length // page) * page for length in kv_lens]
         if not is_tabled(definition):
-            assert not isinstance(asked, int)
-            return kv_lens, asked if "qo_indptr" in inputs else [1] * len(kv_lens)
-        alone = "n" in letters and not {"i", "j"} & letters.keys()  # of one sequence
-        if alone or "l" in letters or ("max_sequence_kv" in inputs and "b" in letters):
-            kv_lens = [max(kv_lens)] * (1 if alone else len(kv_lens))
-        if "qkv" in inputs or letters.get("y") == letters.get("l", ""):
+            assert not isinstance(q_lens, int)
+            return kv_lens, q_lens if "qo_indptr" in inputs else [1] * len(kv_lens)
+        if one_sequence := "n" in letters and not {"i", "j"} & letters.keys():
+            kv_lens = [max(kv_lens)]
+        elif "l" in letters or ("max_sequence_kv" in inputs and "b" in letters):  # equally long ones
+            kv_lens = [max(kv_lens)] * len(kv_lens)
+        if "qkv" in inputs or letters.get("y") == letters.get("l", ""):  # each token is a query
             return kv_lens, kv_lens
         if any(not inputs[name].optional for name in {*calls.ENDS, "actual_seq_lens_q"} & {*inputs}):
-            if isinstance(asked, int):
-                asked = [1 + (asked + at) % 7 * 2 * bool(asked) for at in range(len(kv_lens))]
-            return kv_lens, [min(pair) for pair in zip(asked, kv_lens, strict=True)]
-        # equally many queries in each sequence
-        told = {"mask_type", *calls.CAUSAL, "seqlen_q", "causal_seqlens_kv_global"} & {*inputs, *definition.axes}
-        several = alone or "a" in letters or listed(definition) or (told and "y" in letters)
-        several = (several or told - {"mask_type", *calls.CAUSAL[:2]}) and {"t", "y"} & letters.keys()
-        most = (asked if isinstance(asked, int) else max(asked)) + 2 * calls.blocks_of(definition)[0] * (
-            "a" in letters
-        )
-        count = definition.const_axes.get(letters.get("y", ""), 0) or (max(1, most) if several else 1)
+            if isinstance(q_lens, int):
+                q_lens = [1 + (q_lens + at) % 7 * 2 for at in range(len(kv_lens))]
+            return kv_lens, [min(pair) for pair in zip(q_lens, kv_lens, strict=True)]
+        count = definition.const_axes.get(letters.get("y", ""), 0)  # of queries, equally many in each sequence
+        if not count:
+            several = one_sequence or self._has_several_queries(definition)
+            most = q_lens if isinstance(q_lens, int) else max(q_lens)
+            most += 2 * calls.blocks_of(definition)[0] if "a" in letters else 0
+            count = max(1, most) if several and {"t", "y"} & letters.keys() else 1
         return [max(length, count) for length in kv_lens], [count] * len(kv_lens)
+
+    def _has_several_queries(self, definition: Definition) -> bool:
+        """Whether equally many queries of each sequence are several: by drafts, a mask, a pattern or a table."""
+        letters, names = self.letters(definition), {*definition.inputs, *definition.axes}
+        by_drafts = {"q_len_per_req", "seqlen_q", "causal_seqlens_kv_global"} & names
+        by_mask = {"mask_type", "causal", "is_causal"} & names if "y" in letters else ()
+        return bool(by_drafts or by_mask) or "a" in letters or listed(definition)
 
     def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
         """A case of planned lengths: sizes of its var axes by their letters, and drawing instructions."""
         name, _, _, more = planned
-        kv_lens, q_lens = self.fitted(definition, planned)
-        letters, page, const = self._letters(definition), page_of(definition), definition.const_axes
+        kv_lens, q_lens = self.lengths(definition, planned)
+        letters, page, const = self.letters(definition), page_of(definition), definition.const_axes
         pages = PageTable.of(kv_lens, page, shared=bool(more.get("shared")))
-        batch, longest, (height, width) = len(kv_lens), max(kv_lens, default=0), calls.blocks_of(definition)
-        rows, blocks = -(-q_lens[0] // height), -(-longest // width)
-        heads = {one: const.get(letters.get(one, ""), 1) for one in "agh"}
         pool = pages.pool
         if is_tabled(definition):  # one page that no sequence has, to pad tables with
             pool = -(-(pages.pool + 1) * page // const.get(letters.get("s", ""), 1))
+        batch, longest, (height, width) = len(kv_lens), max(kv_lens, default=0), calls.blocks_of(definition)
+        rows, blocks = -(-q_lens[0] // height), -(-longest // width)
+        heads = {letter: const.get(letters.get(letter, ""), 1) for letter in "agh"}
         scales = calls.value_width(definition) * 2 // FP4_BLOCK  # per row of codes
         sizes = {
             "b": batch,
@@ -446,33 +427,34 @@ class Attention(Op):
             "A": swizzled_size(sum(q_lens) * heads["h"], scales),
             "B": swizzled_size(sum(kv_lens) * heads["g"], scales),
         }
-        known = dict.fromkeys(letters.values(), 1)
+        axes = dict.fromkeys(definition.var_axes, batch) | dict.fromkeys(letters.values(), 1)
         # in this order: some definitions give kv_last_page_len the axis of an indptr
-        known |= {letters[one]: size for one, size in sizes.items() if one in letters}
-        axes = {axis: known.get(axis, batch) for axis in definition.var_axes}
-        asked = {"q_lens": q_lens} if is_tabled(definition) or "qo_indptr" in definition.inputs else {}
-        params = {"kv_lens": kv_lens, "pattern": "lean", "amplitude": 1.0, **asked, **more}
-        return Case(name, name.partition("-")[0], axes, seed, params)
+        axes |= {letters[letter]: size for letter, size in sizes.items() if letter in letters}
+        params = {"kv_lens": kv_lens, "pattern": "lean", "amplitude": 1.0}
+        if is_tabled(definition) or "qo_indptr" in definition.inputs:
+            params["q_lens"] = q_lens
+        var = {axis: axes[axis] for axis in definition.var_axes}
+        return Case(name, name.partition("-")[0], var, seed, {**params, **more})
 
     def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
         """Plans of the cases: the specification's sizes, boundary lengths, empty rows, adversarial data."""
         page = page_of(definition)
         if is_tabled(definition):
-            return tabled(definition, seed, sizes, page, self._letters(definition))
-        drawn = chain.from_iterable(sized(definition, seed, size, page) for size in sizes)
-        return chain(drawn, always(definition, page, causal="qo_indptr" in definition.inputs))
+            return attention_inputs.tabled(definition, seed, sizes, page, self.letters(definition))
+        plans = chain.from_iterable(attention_inputs.sized(definition, seed, size, page) for size in sizes)
+        return chain(plans, attention_inputs.always(definition, page, causal="qo_indptr" in definition.inputs))
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The cases of `planned_of`."""
-        return (self._case(definition, seed, one) for one in self.planned_of(definition, sizes, seed))
+        return (self._case(definition, seed, plan) for plan in self.planned_of(definition, sizes, seed))
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """`count` short sequences of at most four queries; or one of `count` keys and half as many queries."""
         step = (page_of(definition) + 1) // 2  # so that some of many sequences have several pages
-        far = 2 * calls.MSA_BLOCK * ("q2k_indices" in definition.inputs)  # or several blocks
-        lens = [count] if long else [1 + at % 7 * step + far * (at % 16 == 1) for at in range(count)]
-        asked = [(length + 1) // 2 if long else min(length, 4) for length in lens]
-        return replace(self._case(definition, case.seed, (case.id, lens, asked, {})), size=case.size)
+        more = 2 * calls.MSA_BLOCK if "q2k_indices" in definition.inputs else 0  # or several blocks
+        kv_lens = [count] if long else [1 + at % 7 * step + more * (at % 16 == 1) for at in range(count)]
+        q_lens = [(length + 1) // 2 if long else min(length, 4) for length in kv_lens]
+        return replace(self._case(definition, case.seed, (case.id, kv_lens, q_lens, {})), size=case.size)
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
         """Whether a reference computes all keys of a long sequence's one query at once: decode without tables."""
@@ -480,18 +462,19 @@ class Attention(Op):
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """Sequences of a power of two of keys each, or of pages where all but one are named, and one query."""
-        lens = [1 << power for power in (2, 6, 0, 1, 5, 3, 4)]
+        kv_lens = [1 << power for power in (2, 6, 0, 1, 5, 3, 4)]
         if listed(definition) or calls.by_heads(definition):
-            named, page = (one_of(calls.TABLES, definition.inputs).shape or ("",))[-1], page_of(definition)
-            most = min(definition.const_axes.get(named, 64), max(1, 64 // page))
-            lens = [page * (pages + 1) for pages in lens if pages <= most]
-        return replace(self._case(definition, base.seed, (base.id, lens, [1] * len(lens), {})), size=base.size)
+            page, table = page_of(definition), one_of(calls.TABLES, definition.inputs)
+            most = min(definition.const_axes.get(table.shape[-1], 64), max(1, 64 // page))
+            kv_lens = [page * (pages + 1) for pages in kv_lens if pages <= most]
+        case = self._case(definition, base.seed, (base.id, kv_lens, [1] * len(kv_lens), {}))
+        return replace(case, size=base.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """The cases of `stressing`; of calls with tables only those with a pattern of data."""
         enlarged, causal = self.enlarged(definition), "qo_indptr" in definition.inputs
         pages = 0 if enlarged is None else enlarged.size(definition, 1)
-        for planned in stressing(page_of(definition), pages, causal=causal):
+        for planned in attention_inputs.stressing(page_of(definition), pages, causal=causal):
             if not is_tabled(definition) or "pattern" in planned[3]:
                 yield self._case(definition, seed, planned)
 
@@ -506,23 +489,21 @@ class Attention(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Data in the case's style in the call's layout, over permuted pages if there are any."""
-        page, letters = page_of(definition), self._letters(definition)
+        page, letters = page_of(definition), self.letters(definition)
         pages = PageTable.of(lengths_of(case.params)[0], page, shared=bool(case.params.get("shared")))
         ids = pages.table(draw) if "p" in letters else []
-        numbers, values = self._numbers(definition, case), dict[str, Any]()
-        causal = is_causal(definition, numbers)
-        seen = Visible.of(case.params, ids, page, causal=causal, device=draw.device)
-        window = int(calls.NUMBERS["window_left"]) if windowed(definition) else -1
-        made = self._data(definition, case, draw, replace(seen, window=window))
+        numbers = self._numbers(definition, case)
+        data = numbers | self._data(definition, case, draw, self._spans(definition, case, ids, draw.device))
         heads = definition.const_axes.get(letters.get("g", ""), 1)
+        values = dict[str, Any]()
         for name, spec in definition.inputs.items():
-            shape, found = definition.shape_of(spec, case.axes), made.get(name)
+            shape, value = definition.shape_of(spec, case.axes), data.get(name)
             if shape is None:
-                values[name] = numbers.get(name) if found is None else found
-            elif isinstance(found, torch.Tensor):
-                values[name] = found.reshape(shape).to(dtype_of(spec)).contiguous()
+                values[name] = value
+            elif isinstance(value, torch.Tensor):
+                values[name] = value.reshape(shape).to(dtype_of(spec)).contiguous()
             elif name == "sinks":  # lowered, since beside negative logits they would have all the weight
-                low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
+                low = attention_inputs.NEGATIVE if case.params["pattern"] == "negative" else 0.0
                 values[name] = draw.normal(name, shape) - low
             elif name == "alibi_slopes":
                 values[name] = draw.uniform(name, shape, low=0.02, high=0.5)
@@ -530,86 +511,105 @@ class Attention(Op):
                 values[name] = draw.integers(name, shape, torch.int32, low=0, high=2) > 0
                 values[name][:, :1] = True
             elif name in STRUCTURE and not (spec.optional and name in calls.ENDS and is_tabled(definition)):
-                lists = STRUCTURE[name](CaseLayout(definition, case, ids, heads, shape))
+                lists = STRUCTURE[name](CaseLayout(definition, case, *lengths_of(case.params), ids, heads, shape))
                 if len(shape) == 1:  # some definitions shape kv_last_page_len like an indptr, lists have room
                     lists = [*lists, *[0] * (shape[0] - len(lists))]
-                whole = torch.tensor(lists, dtype=torch.int32, device=draw.device).view(shape)
-                values[name] = whole.view(dtype_of(spec))
-            elif spec.optional:
-                values[name] = None
+                numbered = torch.tensor(lists, dtype=torch.int32, device=draw.device).view(shape)
+                values[name] = numbered.view(dtype_of(spec))
             else:
-                values[name] = torch.zeros(shape, dtype=dtype_of(spec), device=draw.device)
+                zeros = torch.zeros(shape, dtype=dtype_of(spec), device=draw.device)
+                values[name] = None if spec.optional else zeros
         return ordered(definition, values)
 
-    def _data(self, definition: Definition, case: Case, draw: Draw, seen: Visible) -> Values:
+    def _spans(self, definition: Definition, case: Case, ids: list[list[int]], device: torch.device) -> Spans:
+        """A Span per sequence, with keys on the pages that `ids` has per sequence, or end to end without any."""
+        window = int(calls.NUMBERS["window_left"]) if windowed(definition) else -1
+        causal = is_causal(definition, self._numbers(definition, case))
+        kv_lens, q_lens = lengths_of(case.params)
+        keys, queries = starts(kv_lens), starts(q_lens)
+        spans = []
+        for at, length in enumerate(kv_lens):
+            rows = torch.arange(keys[at], keys[at + 1])
+            if ids:
+                rows = calls.tokens_on(torch.tensor(ids[at], dtype=torch.int64), page_of(definition))[:length]
+            spans.append(Span(queries[at], queries[at + 1], rows.to(device), causal, window))
+        return tuple(spans)
+
+    def _data(self, definition: Definition, case: Case, draw: Draw, spans: Spans) -> Values:
         """Queries, keys, values and the softmax scale, by all names that a call may have for them."""
+        page = page_of(definition)
         if not is_tabled(definition):
             layout = calls.layout_of(definition.inputs)
             names = dict.fromkeys((*layout.queries, *layout.keys, layout.values))
-            return drawn(layout, specified(definition, case, names), case, draw, seen)
-        letters, known = self._letters(definition), {**definition.const_axes, **case.axes}
-        size = {one: known[axis] for one, axis in letters.items() if axis in known}
+            return drawn(layout, specified(definition, case, names), case, draw, spans=spans, page=page)
+        inputs, letters, sizes = (
+            definition.inputs,
+            self.letters(definition),
+            {**definition.const_axes, **case.axes},
+        )
+        size = {letter: sizes[axis] for letter, axis in letters.items() if axis in sizes}
         size.setdefault("o", calls.value_width(definition))
-        both, values = one_of(calls.COMBINED, definition.inputs), one_of(calls.VALUES, definition.inputs)
-        paged, latent = "p" in letters, both is not None and len(both.shape) < 5
+        cache, value, query = (one_of(names, inputs) for names in (calls.COMBINED, calls.VALUES, calls.QUERIES))
+        paged, latent = "p" in letters, cache is not None and len(cache.shape) < 5
         count = size["p"] * size["s"] if paged else sum(case.params["kv_lens"])
-        heads = size.get("g", size["h"] if "qkv" in definition.inputs else 1)
-        width = size["o"] if values is None else definition.const_axes[values.shape[-1]]
+        heads = size.get("g", size["h"] if "qkv" in inputs else 1)
         shapes = {
             "q": (sum(case.params["q_lens"]), size["h"], size["d"]),
             "k": (count, heads, size["d"]),
-            "v": (count, heads, width),
+            "v": (count, heads, size["o"] if value is None else definition.const_axes[value.shape[-1]]),
         }
-        spec = one_of(calls.QUERIES, definition.inputs)
-        dtype = torch.bfloat16 if spec.dtype in {calls.CODES, DType.UINT8} else dtype_of(spec)
-        data = drawn(calls.KeyLayout(("q",), ("k",), "v"), (shapes, dict.fromkeys("qkv", dtype)), case, draw, seen)
+        dtype = torch.bfloat16 if query.dtype in {calls.CODES, DType.UINT8} else dtype_of(query)
+        specs = (shapes, dict.fromkeys("qkv", dtype))
+        data = drawn(calls.KeyLayout(("q",), ("k",), "v"), specs, case, draw, spans=spans, page=page)
         q, k, v = (tensor(data, name) for name in "qkv")
         if latent:  # spare rows' values are a part of their keys
             unread = torch.ones(count, dtype=torch.bool, device=draw.device)
-            unread[seen.rows] = False
-            k[unread, 0, size["o"] // 2] = POISON
-        if not definition.inputs.keys() & calls.SCALES and v.shape[-1] > size["o"]:  # XQA's latent scale is 1
+            for span in spans:
+                unread[span.rows] = False
+            k[unread, 0, size["o"] // 2] = attention_inputs.POISON
+        if not inputs.keys() & calls.SCALES and v.shape[-1] > size["o"]:  # XQA's latent scale is 1
             q = q * scalar(data, "sm_scale")
-        made: Values = {**dict.fromkeys(calls.SCALES, data["sm_scale"]), **dict.fromkeys(calls.QUERIES, q)}
-        if "c" in letters and "qkv" in definition.inputs:
-            made["qkv"] = torch.stack([q, k, v], 1)
+        named: Values = {**dict.fromkeys(calls.SCALES, data["sm_scale"]), **dict.fromkeys(calls.QUERIES, q)}
+        if "c" in letters and "qkv" in inputs:
+            named["qkv"] = torch.stack([q, k, v], 1)
         if paged:
-            pages = [one.reshape(size["p"], size["s"], *one.shape[1:]) for one in (k, v)]
-            if calls.HEADS_LAST not in definition.inputs:
-                pages = [one.transpose(1, 2) for one in pages]
-            made |= dict.fromkeys(calls.COMBINED, k if latent else torch.stack(pages, 1))
+            pages = [part.reshape(size["p"], size["s"], *part.shape[1:]) for part in (k, v)]
+            if calls.HEADS_LAST not in inputs:
+                pages = [part.transpose(1, 2) for part in pages]
+            named |= dict.fromkeys(calls.COMBINED, k if latent else torch.stack(pages, 1))
             k, v = pages
         else:  # a summary is a key of its block, since a mean is not the same on all devices
-            each, step = size.get("l", 1), calls.blocks_of(definition)[1]
+            length, block = size.get("l", 1), calls.blocks_of(definition)[1]
             for name, part in (("k", k), ("v", v)):
-                made[f"{name}_summary"] = part.reshape(-1, each, *part.shape[1:])[:, ::step]
-        return made | dict.fromkeys(calls.KEYS, k) | dict.fromkeys(calls.VALUES, v)
+                named[f"{name}_summary"] = part.reshape(-1, length, *part.shape[1:])[:, ::block]
+        return named | dict.fromkeys(calls.KEYS, k) | dict.fromkeys(calls.VALUES, v)
 
     @staticmethod
     def _numbers(definition: Definition, case: Case) -> dict[str, float | int | None]:
         """Scalar inputs: sizes by lengths, NUMBERS, or the axis of that name; None where left at the default."""
-        (kv_lens, q_lens), found = lengths_of(case.params), dict[str, float | int | None]()
-        known: dict[str, float | int | None] = {
+        kv_lens, q_lens = lengths_of(case.params)
+        sizes: dict[str, float | int | None] = {
             **dict.fromkeys(LONGEST, max(kv_lens, default=0)),
-            **dict.fromkeys(MOST_ASKED, max(q_lens, default=0)),
+            **dict.fromkeys(MOST_QUERIES, max(q_lens, default=0)),
             **dict.fromkeys(("batch_size", "batch_size_scalar"), len(kv_lens)),
             **dict(zip(("q_block_size", "kv_block_size"), calls.blocks_of(definition), strict=True)),
             "semantic_page_size": page_of(definition),
         }
         if not windowed(definition):
-            known["window_left"] = None
+            sizes["window_left"] = None
         elif case.params["pattern"] == "equal":
-            known["window_left"] = 0  # each query's own key, and not "no window"
+            sizes["window_left"] = 0  # each query's own key, and not "no window"
         if "causal" in case.params:
-            known |= dict.fromkeys(calls.CAUSAL[:2], int(case.params["causal"]))
+            sizes |= dict.fromkeys(calls.CAUSAL[:2], int(case.params["causal"]))
+        values = dict[str, float | int | None]()
         for name, spec in definition.inputs.items():
             if spec.shape is not None:
                 continue
             usual: float | int | None = definition.const_axes.get(name, None if spec.optional else 0)
             if name in calls.NUMBERS:
                 usual = calls.NUMBERS[name] if spec.dtype.startswith("float") else int(calls.NUMBERS[name])
-            found[name] = known.get(name, usual)
-        return found
+            values[name] = sizes.get(name, usual)
+        return values
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Bytes of inputs and outputs as stored and in float32, and of the longest sequence with its logits.
@@ -638,4 +638,4 @@ class Attention(Op):
         width = sum(definition.const_axes.get((spec.shape or ("",))[-1], 0) for spec in definition.inputs.values())
         sequence = max(kv_lens, default=0) * heads * width * 8
         logits = max(pairs, default=0) * heads * 4 * SOFTMAX_COPIES
-        return stored + sequence + logits + SOFTMAX_COPIES * 8 * MAX_LOGITS
+        return stored + sequence + logits + SOFTMAX_COPIES * 8 * calls.MAX_LOGITS

@@ -32,6 +32,11 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return 1 / (1 + torch.exp(-x))
 
 
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """`x * sigmoid(x)`."""
+    return x * sigmoid(x)
+
+
 def state_names(inputs: Mapping[str, object], definition: Definition) -> tuple[str, str]:
     """(input, output): names of a recurrent layer's state before and after."""
     source = "initial_state" if "initial_state" in inputs else "state"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,7 +13,7 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, dtype_of, scalar, tensor
 from traceproof.ops.adapter import Module as Compiled
-from traceproof.ops.attention import attention, flattened, layout_of
+from traceproof.ops.attention import attention, flattened, is_causal, layout_of
 from traceproof.ops.attention_op import Attention
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Exact
@@ -144,12 +145,12 @@ def dtypes(definition: Definition, *names: str) -> list[str]:
     return [str(dtype_of(definition.inputs[name])) for name in names]
 
 
-def bends(definition: Definition) -> tuple[bool, bool]:
+def window_and_cap(definition: Definition) -> tuple[bool, bool]:
     """Whether a definition has a window, and a soft cap."""
     return "window_left" in definition.inputs, "logits_soft_cap" in definition.inputs
 
 
-def said(inputs: Given, q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+def plan_options(inputs: Given, q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
     """Keyword arguments of a wrapper's `plan`: dtypes, the softmax scale, a window and a soft cap."""
     kinds = {"sm_scale": float, "window_left": int, "logits_soft_cap": float}
     numbers = {name: kind(inputs[name]) for name, kind in kinds.items() if inputs.get(name) is not None}
@@ -162,7 +163,9 @@ def prefill_module(definition: Definition, which: str) -> tuple[Compiled]:
     q, kv, index = dtypes(definition, "q", layout_of(definition.inputs).keys[0], "kv_indptr")
     values = "v" if "v" in definition.inputs else "q"  # of pages, keys and values are equally wide
     widths = [dim(definition, name, -1) or 0 for name in ("q", values)]
-    return (Compiled(generator, (which, q, kv, q, index, *widths, 0, *bends(definition), False), OTHER_MASKS),)
+    return (
+        Compiled(generator, (which, q, kv, q, index, *widths, 0, *window_and_cap(definition), False), OTHER_MASKS),
+    )
 
 
 def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence[torch.Tensor]) -> Outputs:
@@ -187,9 +190,9 @@ def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
     had as many tokens as the length of its last page.
     """
     pages = tensor(inputs, "kv_indptr").diff()
-    given = inputs.get("kv_last_page_len")
-    full = torch.full_like(pages, page_size) if given is None else given.to(pages.dtype)
-    return torch.where(pages > 0, full[: len(pages)], torch.zeros_like(pages))
+    lengths = inputs.get("kv_last_page_len")
+    lengths = torch.full_like(pages, page_size) if lengths is None else lengths.to(pages.dtype)
+    return torch.where(pages > 0, lengths[: len(pages)], torch.zeros_like(pages))
 
 
 def ratio_of(definition: Definition) -> int:
@@ -217,7 +220,7 @@ def decode_modules(definition: Definition, _: tuple[int, int]) -> tuple[Compiled
         return prefill_module(definition, "fa2")
     q, kv, index = dtypes(definition, "q", "k_cache", "kv_indptr")
     width = dim(definition, "q", 2)
-    return (Compiled("gen_decode", (q, kv, q, index, width, width, 0, *bends(definition))),)
+    return (Compiled("gen_decode", (q, kv, q, index, width, width, 0, *window_and_cap(definition))),)
 
 
 PREFILL: Any = {"modules": lambda definition, sm: prefill_module(definition, backend(sm)), "sm": SM80}
@@ -248,11 +251,11 @@ def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Output
     sizes = (q.shape[1], kv_heads, q.shape[2], page)
     if "qo_indptr" in inputs:
         wrapper = wrapper_of(api, "prefill_paged", q.device, "NHD")
-        wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **said(inputs, q, k))
+        wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **plan_options(inputs, q, k))
     else:
         on_tensor_cores = ratio_of(definition) not in CUDA_CORE_RATIOS
         wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores)
-        wrapper.plan(*table, *sizes, pos_encoding_mode="NONE", **said(inputs, q, k))
+        wrapper.plan(*table, *sizes, pos_encoding_mode="NONE", **plan_options(inputs, q, k))
     return flashinfer_outputs(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
 
 
@@ -269,7 +272,7 @@ def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outpu
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     wrapper = wrapper_of(api, "prefill_ragged", q.device, "NHD")
     bounds, sizes = (inputs["qo_indptr"], inputs["kv_indptr"]), (q.shape[1], k.shape[1], q.shape[2])
-    wrapper.plan(*bounds, *sizes, head_dim_vo=v.shape[2], causal=True, **said(inputs, q, k))
+    wrapper.plan(*bounds, *sizes, head_dim_vo=v.shape[2], causal=True, **plan_options(inputs, q, k))
     return flashinfer_outputs(definition, inputs, wrapper.run(q, k, v, return_lse=True))
 
 
@@ -305,8 +308,8 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
     pages, page = tensor(inputs, "kv_indptr").diff(), ckv.shape[1]
     lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
     causal = "qo_indptr" in inputs
-    decode = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
-    queries = inputs["qo_indptr"] if causal else decode
+    one_each = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
+    queries = inputs["qo_indptr"] if causal else one_each
     table = (inputs["kv_indptr"], inputs["kv_indices"], lengths.to(torch.int32))
     sizes = (q_nope.shape[1], q_nope.shape[2], q_pe.shape[2], page)
     wrapper = wrapper_of(api, "mla", q_nope.device)
@@ -331,16 +334,16 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
     output, lse = unseeing(q, v)
     causal, scale, share = "qo_indptr" in inputs, scalar(inputs, "sm_scale"), q.shape[1] // k.shape[1]
     bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(rows) + 1))
-    for (start, stop), own in zip(pairwise(bounds), rows, strict=True):
-        first = max(start, stop - len(own)) if causal else start  # queries before it see nothing
-        if first >= stop or not len(own):
+    for (start, stop), tokens in zip(pairwise(bounds), rows, strict=True):
+        first = max(start, stop - len(tokens)) if causal else start  # queries before it see nothing
+        if first >= stop or not len(tokens):
             continue
         queries = q[first:stop].transpose(0, 1)[None]
-        keys, values = (one[own].transpose(0, 1).repeat_interleave(share, 0)[None] for one in (k, v))
+        keys, values = (x[tokens].transpose(0, 1).repeat_interleave(share, 0)[None] for x in (k, v))
         mask = None
         if causal:  # the last query sees all
-            last = torch.arange(first, stop, device=q.device)[:, None] + (len(own) - stop)
-            mask = torch.arange(len(own), device=q.device)[None] <= last
+            last = torch.arange(first, stop, device=q.device)[:, None] + (len(tokens) - stop)
+            mask = torch.arange(len(tokens), device=q.device)[None] <= last
         with api["attention_kernels"]([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             attended = api["attention"](queries, keys, values, attn_mask=mask, scale=scale)
         logits = (queries.float() @ keys.float().transpose(-1, -2))[0] * scale
@@ -351,13 +354,19 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return asked(definition, output=output, lse=lse)
 
 
-@GQA_RAGGED.truth("torch", SDPA[0], SDPA[1], serves="q k v -> output", rows=None)
-def whole(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Causal attention of one sequence, whose last query sees all keys."""
-    q, k, v = (inputs[name].transpose(0, 1)[None] for name in "qkv")
-    k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
-    mask = torch.ones((q.shape[2], k.shape[2]), dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
-    return {"output": api["attention"](q, k, v, attn_mask=mask)[0].transpose(0, 1).contiguous()}
+@GQA_RAGGED.truth("torch", *SDPA[:2], serves="q k v -> output", rows=None)
+def by_sdpa_alone(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """SDPA of one sequence; the query of a decode [heads, channels] is taken as one token."""
+    q, k, v, scale = inputs["q"], inputs["k"], inputs["v"], inputs.get("sm_scale")
+    queries = q.reshape(-1, *q.shape[-2:])
+    mask = None
+    if is_causal(definition, {}):  # the last query sees all
+        place = torch.arange(len(queries), device=q.device)[:, None] + len(k) - len(queries)
+        mask = torch.arange(len(k), device=q.device)[None] <= place
+    heads = (x.transpose(0, 1).unsqueeze(0) for x in (queries, k, v))
+    scale = None if scale is None else float(scale)
+    output = api["attention"](*heads, scale=scale, enable_gqa=True, attn_mask=mask)
+    return {"output": output.squeeze(0).transpose(0, 1).reshape(*q.shape[:-1], v.shape[-1])}
 
 
 CAT = "torch:cat"
@@ -365,7 +374,7 @@ CAT = "torch:cat"
 
 @MLA_PAGED.truth("torch", "cat", CAT, serves="k_nope k_rope [k] -> k_out", rows=None)
 @MLA_PAGED.truth("torch", "cat in fp8", CAT, serves="kv_nope k_pe -> key value", rows=None)
-def together(api: Api, _: Definition, inputs: Given) -> Outputs:
+def concatenated(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Concatenated keys; in the fp8 form keys and values, saturating."""
     if "k_nope" in inputs:
         nope, rope = inputs["k_nope"], inputs["k_rope"]
@@ -387,23 +396,21 @@ def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """With a window, a cap, sinks, a mask or ALiBi: one softmax over a sequence's logits and each head's sink."""
     q, k, v, rows = flattened(inputs)
     output, lse = unseeing(q, v)
-    share, given = q.shape[1] // k.shape[1], inputs.get("sm_scale")
-    scale = q.shape[-1] ** -0.5 if given is None else float(given)
+    share, scale = q.shape[1] // k.shape[1], inputs.get("sm_scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     bounds = list(range(len(rows) + 1)) if "kv_indptr" in inputs else [0, len(q)]
     bounds = tensor(inputs, "qo_indptr").tolist() if "qo_indptr" in inputs else bounds
-    for (start, stop), own in zip(pairwise(bounds), rows, strict=True):
-        if start == stop or not len(own):
+    for (start, stop), tokens in zip(pairwise(bounds), rows, strict=True):
+        if start == stop or not len(tokens):
             continue
-        keys, values = (one[own].float().repeat_interleave(share, 1) for one in (k, v))
+        keys, values = (x[tokens].float().repeat_interleave(share, 1) for x in (k, v))
         logits = torch.einsum("nhd,lhd->nhl", q[start:stop].float(), keys) * scale
         if inputs.get("logits_soft_cap") is not None:
             cap = scalar(inputs, "logits_soft_cap")
             logits = cap * torch.tanh(logits / cap)
-        key = torch.arange(len(own), device=q.device)
-        place = torch.arange(start, stop, device=q.device)[:, None] + (len(own) - stop)
-        hidden = key > place
-        if "kv_indptr" not in inputs and not definition.constants.get("causal"):
-            hidden = key < 0  # no key: not causal
+        key = torch.arange(len(tokens), device=q.device)
+        place = torch.arange(start, stop, device=q.device)[:, None] + (len(tokens) - stop)
+        hidden = key > place if "kv_indptr" in inputs or is_causal(definition, {}) else key < 0
         if inputs.get("alibi_slopes") is not None:
             logits = logits + inputs["alibi_slopes"][:, None] * (key - place)[:, None]
         if inputs.get("custom_mask") is not None:
@@ -413,7 +420,7 @@ def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
         logits = logits.masked_fill(hidden[:, None], -math.inf)
         if inputs.get("sinks") is not None:
             logits = torch.cat([logits, inputs["sinks"][:, None].expand(*logits.shape[:2], 1)], -1)
-        weights = api[SOFTMAX](logits, -1)[..., : len(own)].nan_to_num(0.0)  # NaN where no key is seen
+        weights = api[SOFTMAX](logits, -1)[..., : len(tokens)].nan_to_num(0.0)  # NaN where no key is seen
         output[start:stop] = torch.einsum("nhl,lhd->nhd", weights, values).to(q.dtype)
         lse[start:stop] = torch.logsumexp(logits, -1) / math.log(2)
     return asked(definition, output=output, lse=lse)
@@ -429,7 +436,7 @@ LATENT = frozenset({(576, 512), (288, 256)})  # widths at which values are the f
 NARROWEST = 16  # channels that a tensor core multiplies
 
 
-def wide(definition: Definition) -> bool:
+def fits_tensor_cores(definition: Definition) -> bool:
     """Whether the widths are const and fit a tensor core, and a latent cache has no scales."""
     layout = layout_of(definition.inputs)
     names = (*layout.queries, *layout.keys, layout.values)
@@ -445,7 +452,7 @@ def heads_fit(definition: Definition) -> bool:
     """
     ratio, latent = ratio_of(definition), layout_of(definition.inputs).latent
     one_head = latent or dim(definition, layout_of(definition.inputs).keys[0], -2) == 1
-    return wide(definition) and ratio > 1 and (ratio <= TILE or ratio % TILE == 0 or one_head)
+    return fits_tensor_cores(definition) and ratio > 1 and (ratio <= TILE or ratio % TILE == 0 or one_head)
 
 
 def indptr(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -467,27 +474,27 @@ def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """
     q, keys, values, tokens = flattened(inputs)
     output, lse = unseeing(q, values)
-    kept = [row for row, own in enumerate(tokens) if len(own)]
-    if kept:
-        rows = [tokens[row] for row in kept]
-        place = torch.tensor(kept, device=q.device)
-        queries = q[place]
+    seeing = [row for row, tokens_of_row in enumerate(tokens) if len(tokens_of_row)]
+    if seeing:
+        rows = torch.tensor(seeing, device=q.device)
+        lists = [tokens[row] for row in seeing]
+        queries = q[rows]
         shape = (*queries.shape[:2], SPLITS)
         parts = torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
         attended = torch.empty((*shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
         scratch = torch.empty((*shape, values.shape[-1]), dtype=torch.float32, device=q.device)
         splits = torch.full(shape[:1], SPLITS, dtype=torch.int32, device=q.device)
-        table, split = (indptr(rows, q.device), torch.cat(rows)), (scratch, parts, splits, SPLITS)
+        table, split = (indptr(lists, q.device), torch.cat(lists)), (scratch, parts, splits, SPLITS)
         scales, latent = (scalar(inputs, "sm_scale"), 1.0, 1.0), (keys.shape[-1], values.shape[-1]) in LATENT
         api["decode_attention"](queries, keys, values, attended, *table, *split, *scales, has_mla=latent)
-        output[place], lse[place] = attended, torch.logsumexp(parts, -1) / math.log(2)
+        output[rows], lse[rows] = attended, torch.logsumexp(parts, -1) / math.log(2)
     return asked(definition, output=output, lse=lse)
 
 
-@GQA_PAGED.truth(*EXTEND, serves=f"{GQA} qo_indptr -> output lse", accepts=wide, **ON_TRITON)
-@MLA_PAGED.truth(*EXTEND, serves=f"{MLA} qo_indptr -> output lse", accepts=wide, **ON_TRITON)
-@GQA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=wide, **ON_TRITON)
-@MLA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=wide, **ON_TRITON)
+@GQA_PAGED.truth(*EXTEND, serves=f"{GQA} qo_indptr -> output lse", accepts=fits_tensor_cores, **ON_TRITON)
+@MLA_PAGED.truth(*EXTEND, serves=f"{MLA} qo_indptr -> output lse", accepts=fits_tensor_cores, **ON_TRITON)
+@GQA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=fits_tensor_cores, **ON_TRITON)
+@MLA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=fits_tensor_cores, **ON_TRITON)
 def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Causal: the last query of a row sees all its tokens. The queries' own tokens are the last ones of the row.
 
@@ -495,22 +502,22 @@ def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """
     q, keys, values, rows = flattened(inputs)
     output, lse = unseeing(q, values)
-    places, own, before = [], [], []
+    places, new, cached = [], [], []
     for (start, stop), row in zip(pairwise(tensor(inputs, "qo_indptr").tolist()), rows, strict=True):
         count = min(stop - start, len(row))
         places.append(torch.arange(stop - count, stop, device=q.device))
-        own.append(row[len(row) - count :])
-        before.append(row[: len(row) - count])
-    if any(map(len, own)):
-        place, tokens = torch.cat(places), torch.cat(own)
+        new.append(row[len(row) - count :])
+        cached.append(row[: len(row) - count])
+    if any(map(len, new)):
+        place, tokens = torch.cat(places), torch.cat(new)
         queries = q[place]
         attended = torch.empty((*queries.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
         natural = torch.empty(queries.shape[:2], dtype=torch.float32, device=q.device)
-        new = (queries, keys[tokens].contiguous(), values[tokens].contiguous(), attended)
-        table = (indptr(own, q.device), indptr(before, q.device), torch.cat(before))
+        extension = (queries, keys[tokens].contiguous(), values[tokens].contiguous(), attended)
+        table = (indptr(new, q.device), indptr(cached, q.device), torch.cat(cached))
         masks = (None, True, None)  # custom_mask, is_causal, mask_indptr
         scales: Any = {"sm_scale": scalar(inputs, "sm_scale"), "lse_extend": natural}
-        api["extend_attention"](*new, keys, values, *table, *masks, max(map(len, own)), 1.0, 1.0, **scales)
+        api["extend_attention"](*extension, keys, values, *table, *masks, max(map(len, new)), 1.0, 1.0, **scales)
         output[place], lse[place] = attended, natural / math.log(2)
     return asked(definition, output=output, lse=lse)
 
@@ -535,9 +542,10 @@ def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang'
     rank, rope = getattr(parent, "kv_lora_rank", None), getattr(parent, "qk_rope_head_dim", None)
     if rank is not None and rope is not None:
         facts |= {"kv_lora_rank": rank, "rope_dim": rope, "absorbed": module.v_head_dim == rank}
-    own, parameters = getattr(parent, "__dict__", {}), getattr(parent, "_parameters", None)
-    held = {**own, **(parameters if isinstance(parameters, dict) else getattr(parameters, "__dict__", {}))}
-    if any("sink" in name and value is not None for name, value in held.items()):
+    parameters = getattr(parent, "_parameters", None)
+    parameters = parameters if isinstance(parameters, dict) else getattr(parameters, "__dict__", {})
+    attributes = {**getattr(parent, "__dict__", {}), **parameters}
+    if any("sink" in name and value is not None for name, value in attributes.items()):
         facts["sinks"] = True
     if getattr(module, "use_irope", False):
         facts["chunks"] = True
@@ -550,8 +558,12 @@ def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang'
 def bends_of(facts: Mapping[str, Any]) -> Facts:
     """What of a window, in tokens with the query's own one, a soft cap and sinks an attention of SGLang's has."""
     window = facts["window"] or -1  # SGLang's is without the query's own token
-    found = {"window": window + 1 if window > 0 else None, "logit_cap": facts["logit_cap"] or None}
-    return {name: value for name, value in {**found, "sinks": facts.get("sinks")}.items() if value}
+    bends = {
+        "window": window + 1 if window > 0 else None,
+        "logit_cap": facts["logit_cap"] or None,
+        "sinks": facts.get("sinks"),
+    }
+    return {name: value for name, value in bends.items() if value}
 
 
 def no_form(facts: Mapping[str, Any]) -> str | None:
@@ -566,24 +578,26 @@ def no_form(facts: Mapping[str, Any]) -> str | None:
     return None
 
 
-def against(**sizes: str) -> Callable[[KernelCall, Evidence], str | None]:
-    """A check of a call's sizes on one rank against transformers' facts; it returns a difference or None."""
+def differs(sizes: Mapping[str, str], call: KernelCall, evidence: Evidence) -> str | None:
+    """How transformers' attention differs from a call on one rank; None: not at all.
 
-    def differs(call: KernelCall, evidence: Evidence) -> str | None:
-        def terms(facts: Mapping[str, Any]) -> Facts:
-            found = {name: facts.get(fact) for name, fact in sizes.items()}
-            for name in {"heads", "kv_heads"} & found.keys():  # with more ranks than KV heads, ranks hold copies
-                found[name] = max(1, facts[name] // evidence.parallel.attention)
-            return {**found, **{name: facts[name] or nothing for name, nothing in PLAIN.items()}}
+    `sizes` name its fact for each size of the call. Values are as wide as keys if the call has one width, `dim`.
+    """
 
-        one_width = {"vo_dim": call["dim"]} if "vo_dim" in sizes else {}
-        plain = {name: nothing for name, nothing in PLAIN.items() if name not in dict(call.facts)}
-        return evidence.differs(call, "attention", terms, **one_width, **plain)
+    def terms(facts: Mapping[str, Any]) -> Facts:
+        named = {name: facts.get(fact) for name, fact in sizes.items()}
+        for name in {"heads", "kv_heads"} & named.keys():  # with more ranks than KV heads, ranks hold copies
+            named[name] = max(1, facts[name] // evidence.parallel.attention)
+        widths = {"vo_dim": facts.get("vo_dim")} if "dim" in sizes else {}
+        return {**named, **widths, **{name: facts[name] or nothing for name, nothing in PLAIN.items()}}
 
-    return differs
+    one_width = {"vo_dim": call["dim"]} if "dim" in sizes else {}
+    plain = {name: nothing for name, nothing in PLAIN.items() if name not in dict(call.facts)}
+    return evidence.differs(call, "attention", terms, **one_width, **plain)
 
 
-against_latent = against(heads="heads", ckv="kv_lora_rank", kpe="qk_rope_head_dim")  # of absorbed attention
+# Transformers' facts that are the sizes of absorbed attention.
+LATENT_SIZES = {"heads": "heads", "ckv": "kv_lora_rank", "kpe": "qk_rope_head_dim"}
 
 STAGES: Mapping[str, Mapping[str, str]] = {
     "decode": {
@@ -606,58 +620,56 @@ STAGES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-INPUTS = {"window": "window_left", "logit_cap": "logits_soft_cap", "sinks": "sinks"}  # inputs by fact
+# By fact: the input that a definition has for it, and the part of the definition's name.
+BENDS = {
+    "window": ("window_left", "window"),
+    "logit_cap": ("logits_soft_cap", "capped"),
+    "sinks": ("sinks", "sinks"),
+}
 
 
 def bending(call: KernelCall) -> tuple[dict[str, str], set[str]]:
     """(values of a call's templates, what these lack): with sinks they lack the log-sum-exp."""
-    facts = [fact for fact in INPUTS if fact in dict(call.facts)]
-    given = [INPUTS[fact] for fact in facts]
-    names = {"window": "window", "logit_cap": "capped", "sinks": "sinks"}
+    inputs = {input_: part for fact, (input_, part) in BENDS.items() if fact in dict(call.facts)}
     values = {
-        "attend": "attend_bent" if facts else "attend",
-        "bent": "".join(f"_{names[fact]}" for fact in facts),
-        "passed": "".join(f", {name}={name}" for name in given),
-        "returned": "output" if "sinks" in facts else "output, lse",
+        "attend": "attend_bent" if inputs else "attend",
+        "bent": "".join(f"_{part}" for part in inputs.values()),
+        "passed": "".join(f", {name}={name}" for name in inputs),
+        "returned": "output" if "sinks" in inputs else "output, lse",
     }
-    return values, {*INPUTS.values()} - {*given} | ({"lse"} if "sinks" in facts else set())
+    lacking = {input_ for input_, _ in BENDS.values()} - inputs.keys()
+    return values, lacking | ({"lse"} if "sinks" in inputs else set())
 
 
-def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
-    """A function that drafts decode and causal prefill per page size; pages of one token are always full."""
-
-    def drafts(call: KernelCall, choice: Choice) -> Iterator[Draft]:
-        for stage, size in product(STAGES, choice.page_sizes):
-            tokens, without = "len(pages)", {"kv_last_page_len"}
-            if size > 1:
-                tokens, without = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])", set()
-            if stage == "decode":
-                without |= {"qo_indptr"}
-            values = {**dict(call.facts), "page_size": size, "stage": stage, "num_tokens": tokens, **STAGES[stage]}
-            more, lacking = bending(call)
-            yield draft(op_type, op_type, {**values, **more}, without=without | lacking)
-
-    return drafts
+def paged(op_type: str, call: KernelCall, choice: Choice) -> Iterator[Draft]:
+    """Drafts of decode and causal prefill per page size; pages of one token are always full."""
+    texts, lacking = bending(call)
+    for stage, size in product(STAGES, choice.page_sizes):
+        tokens, without = "len(pages)", {"kv_last_page_len"}
+        if size > 1:
+            tokens, without = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])", set()
+        without |= {"qo_indptr"} if stage == "decode" else set()
+        values = {**dict(call.facts), "page_size": size, "stage": stage, "num_tokens": tokens, **STAGES[stage]}
+        yield draft(op_type, op_type, {**values, **texts}, without=without | lacking)
 
 
-def ragged(op_type: str, **facts: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
-    """A function that drafts causal prefill without pages. `facts` of the call are the constants of the text."""
-
-    def drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
-        more, lacking = bending(call)
-        yield draft(op_type, op_type, {name: call[fact] for name, fact in facts.items()} | more, without=lacking)
-
-    return drafts
+def ragged(op_type: str, constants: Mapping[str, str], call: KernelCall, _: Choice) -> Iterator[Draft]:
+    """Draft of causal prefill without pages; `constants` of the text are facts of the call."""
+    texts, lacking = bending(call)
+    yield draft(op_type, op_type, {name: call[fact] for name, fact in constants.items()} | texts, without=lacking)
 
 
 def extraction(
     kind: str,
     drafts: Callable[[KernelCall, Choice], Iterator[Draft]],
     of: Callable[[Mapping[str, Any]], bool],
-    differs: Callable[[KernelCall, Evidence], str | None],
-    **sizes: str,
+    sizes: Mapping[str, str],
+    transformers: Mapping[str, str] | None = None,
 ) -> Extraction:
-    """The Extraction of attention whose facts satisfy `of`; `sizes` name the facts that are the call's sizes."""
+    """The Extraction of attention whose facts satisfy `of`; `sizes` name the facts that are the call's sizes.
+
+    `transformers` are those of its facts, if it has other names for them.
+    """
 
     def call(module: ModelModule, _: Reading) -> KernelCall | str | None:
         if not of(module.facts):
@@ -665,37 +677,33 @@ def extraction(
         named: Facts = {name: module.facts.get(fact) for name, fact in sizes.items()} | bends_of(module.facts)
         return no_form(module.facts) or call_of(module, kind, **named)
 
-    readers = {"RadixAttention": ("attention", read_attention)}
-    return Extraction(readers=readers, calls={"attention": call}, differs={kind: differs}, drafts={kind: drafts})
+    return Extraction(
+        readers={"RadixAttention": ("attention", read_attention)},
+        calls={"attention": call},
+        differs={kind: partial(differs, transformers or sizes)},
+        drafts={kind: drafts},
+    )
 
 
 GQA_PAGED.extraction = extraction(
     "gqa",
-    paged("gqa_paged"),
+    partial(paged, "gqa_paged"),
     lambda facts: "kv_lora_rank" not in facts,
-    against(heads="heads", kv_heads="kv_heads", dim="qk_dim", vo_dim="vo_dim"),
-    heads="heads",
-    kv_heads="kv_heads",
-    dim="qk_dim",
+    {"heads": "heads", "kv_heads": "kv_heads", "dim": "qk_dim"},
 )
-GQA_RAGGED.extraction = Extraction(
-    drafts={"gqa": ragged("gqa_ragged", num_qo_heads="heads", num_kv_heads="kv_heads", qk_dim="dim", vo_dim="dim")}
-)
+OF_GQA = {"num_qo_heads": "heads", "num_kv_heads": "kv_heads", "qk_dim": "dim", "vo_dim": "dim"}
+GQA_RAGGED.extraction = Extraction(drafts={"gqa": partial(ragged, "gqa_ragged", OF_GQA)})
 MLA_PAGED.extraction = extraction(
     "mla_absorbed",
-    paged("mla_paged"),
+    partial(paged, "mla_paged"),
     lambda facts: bool(facts.get("absorbed")),
-    against_latent,
-    heads="heads",
-    ckv="kv_lora_rank",
-    kpe="rope_dim",
+    LATENT_SIZES | {"kpe": "rope_dim"},
+    LATENT_SIZES,
 )
+OF_MLA = {"num_qo_heads": "heads", "num_kv_heads": "heads", "qk_dim": "qk", "vo_dim": "vo"}
 MLA_RAGGED.extraction = extraction(
     "mla_ragged",
-    ragged("mla_ragged", num_qo_heads="heads", num_kv_heads="heads", qk_dim="qk", vo_dim="vo"),
+    partial(ragged, "mla_ragged", OF_MLA),
     lambda facts: "kv_lora_rank" in facts and not facts.get("absorbed"),
-    against(heads="heads", qk="qk_dim", vo="vo_dim"),
-    heads="heads",
-    qk="qk_dim",
-    vo="vo_dim",
+    {"heads": "heads", "qk": "qk_dim", "vo": "vo_dim"},
 )

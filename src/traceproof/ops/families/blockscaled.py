@@ -38,7 +38,7 @@ from traceproof.ops.formats import (
     unpack,
 )
 from traceproof.ops.formula import Form, Formula, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.gates import sigmoid
+from traceproof.ops.gates import sigmoid, silu
 from traceproof.ops.lossless import full
 from traceproof.ops.op import ADVERSARIAL, Op, floats_of
 
@@ -80,11 +80,6 @@ MXFP8_UP = Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),))
 def peak(blocks: torch.Tensor) -> torch.Tensor:
     """The largest magnitude of each block, [..., width] to [...]."""
     return blocks.abs().amax(-1)
-
-
-def silu(gate: torch.Tensor) -> torch.Tensor:
-    """The gate times its sigmoid."""
-    return gate * sigmoid(gate)
 
 
 def quotient(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

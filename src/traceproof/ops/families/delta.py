@@ -19,7 +19,7 @@ from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.gates import FAST_STATE, OF_RULES, plain_softplus, sigmoid, softplus
+from traceproof.ops.gates import FAST_STATE, OF_RULES, plain_softplus, sigmoid, silu, softplus
 from traceproof.ops.lossless import SURE, Exactly, full, one_hot, whole
 from traceproof.ops.op import Op
 
@@ -77,31 +77,39 @@ def delta(
     updates = len(k) // max(1, len(q))
     lengths = [wide["q"].shape[1]] * len(wide["q"]) if batched else wide["cu_seqlens"].diff().tolist()
     rate = wide["beta"].reshape(len(k), heads, -1) if "beta" in wide else torch.ones_like(k[..., :1])
-    gate = wide.maybe("w")
-    write = rate if gate is None else gate
-    decay = torch.ones_like(q[..., :1]) if "g" not in wide else wide["g"].reshape(len(q), heads, -1)
-    decay = decay if updates > 1 or "num_householder" in wide.definition.axes else torch.exp(decay)
+    gated = "w" in wide
+    write = wide["w"] if gated else rate
+    decay = wide["g"].reshape(len(q), heads, -1) if "g" in wide else torch.ones_like(q[..., :1])
+    if updates <= 1 and "num_householder" not in wide.definition.axes:  # else it is no logarithm
+        decay = torch.exp(decay)
     scale = wide.number("scale", 0.0) or q.shape[-1] ** -0.5
-    long = not batched or wide["q"].shape[1] > 1
-    rounding = to_bf16 if wide.dtype is not torch.float64 and long else same
-    given = wide.maybe("initial_state")
-    if given is None:
-        given = torch.zeros((len(lengths), heads, v.shape[-1], k.shape[-1]), dtype=wide.dtype, device=q.device)
-    after, output = given.clone(), torch.zeros((len(q), heads, v.shape[-1]), dtype=wide.dtype, device=q.device)
+    on_tensor_cores = not batched or wide["q"].shape[1] > 1
+    rounding = to_bf16 if wide.dtype is not torch.float64 and on_tensor_cores else same
+    states = wide.maybe("initial_state")
+    if states is None:
+        states = torch.zeros((len(lengths), heads, v.shape[-1], k.shape[-1]), dtype=wide.dtype, device=q.device)
+    final, output = states.clone(), torch.zeros((len(q), heads, v.shape[-1]), dtype=wide.dtype, device=q.device)
     for row, (start, stop) in enumerate(pairwise(starts(lengths))):
-        state = given[row]
+        state = states[row]
         for token in range(start, stop):
             before, state = state, state * decay[token][:, None]
             order = range(token * updates, (token + 1) * updates)
             for at in reversed(order) if backwards else order:
-                known = rounding(before if early else state) @ (rate[at] * k[at])[..., None]
-                if "w" not in wide:
-                    known = rounding(before if early else state) @ k[at][..., None] * rate[at][:, None]
+                read = rounding(before if early else state)
+                known = (
+                    read @ (rate[at] * k[at])[..., None] if gated else read @ k[at][..., None] * rate[at][:, None]
+                )
                 error = write[at] * v[at] - corrected * known[..., 0]
                 state = carried(state + rounding(error)[..., None] * k[at][:, None])
             output[token] = scale * (rounding(state) @ q[token][..., None])[..., 0]
-        after[row] = state
-    return {"output": output.view(*wide["q"].shape[:-2], heads, -1), "final_state": after}
+        final[row] = state
+    return {"output": output.view(*wide["q"].shape[:-2], heads, -1), "final_state": final}
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Drawn vectors at length 1, float32: they are multiples of 2**-12, so squares sum exactly in any order."""
+    wide = x.double()
+    return (wide / (wide * wide).sum(-1, keepdim=True).sqrt()).float()
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
@@ -111,19 +119,18 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
         name == "initial_state" and "no_state" in wanted.params
     ):
         return None
-    linear = "num_householder" in wanted.definition.axes
+    linear = "num_householder" in wanted.definition.axes  # decays, not their logarithms
     ranges = {"beta": (0.05, 0.95), "w": (0.1, 1.0), "g": (0.3, 1.0) if linear else (-1.2, 0.0)}
     if name in ranges:
         low, high = ranges[name]
-        made = draw.uniform(name, wanted.shape, low=low, high=high)
-        slow = kind in {"slow", "repeated"} and name == "g"
-        return (torch.full_like(made, high) if slow else made).to(wanted.dtype)
+        if name == "g" and kind in {"slow", "repeated"}:  # no decay
+            return torch.full(wanted.shape, high, device=draw.device).to(wanted.dtype)
+        return draw.uniform(name, wanted.shape, low=low, high=high).to(wanted.dtype)
     made = draw.normal(name, wanted.shape)
-    if name == "k":  # numbers drawn are multiples of 2**-12, so that squares sum exactly in any order
-        wide = made.double()
-        made = (wide / (wide * wide).sum(-1, keepdim=True).sqrt()).float()
+    if name == "k":
+        made = unit(made)
         if kind == "repeated":  # equal keys: what is not erased adds up
-            made = made.flatten(0, -3)[:1].expand(made.flatten(0, -3).shape).reshape(made.shape)
+            made = made.flatten(0, -3)[0].expand(made.shape).contiguous()
     if kind == "tiny" and name in {"v", "initial_state"}:
         made = made * 2.0**-10
     if kind == "outlier" and name == "v":
@@ -149,10 +156,10 @@ class Sequences(Op):
         pooled = is_mtp(inputs) and not inputs["initial_state_indices"].optional
         longest = max(lengths, default=2 if pooled else 1)
         slots = pool or (count + count // 2 + 2 if pooled else count)
-        updated = tokens * definition.const_axes.get("num_householder", 1)
-        sizes = {"n": count, "b": count, "i": count + 1, "s": longest, "t": tokens, "e": updated, "p": slots}
-        said = {"lengths": list(lengths) if is_prefill(inputs) else [longest] * count, **params}
-        return self.case(definition, name, sizes, seed, said)
+        updates = tokens * definition.const_axes.get("num_householder", 1)
+        sizes = {"n": count, "b": count, "i": count + 1, "s": longest, "t": tokens, "e": updates, "p": slots}
+        params["lengths"] = list(lengths) if is_prefill(inputs) else [longest] * count
+        return self.case(definition, name, sizes, seed, params)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """A case of `count` sequences of 1 to 3 tokens; with `long` of one sequence of `count` tokens."""
@@ -165,14 +172,15 @@ class Delta(Sequences):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """Ordinary lengths, an empty sequence, no state, no decay, equal keys, tiny and outlying values."""
-        made = partial(self.of_lengths, definition, seed=seed)
-        yield from (made(f"{size}-{at}", one) for size in sizes for at, one in enumerate(LENGTHS[size]))
+        case = partial(self.of_lengths, definition, seed=seed)
+        for size in sizes:
+            yield from (case(f"{size}-{at}", lengths) for at, lengths in enumerate(LENGTHS[size]))
         if is_prefill(definition.inputs):
-            yield made("edge-empty-sequence", (0, 3, 0, 1, 2))
+            yield case("edge-empty-sequence", (0, 3, 0, 1, 2))
         if definition.inputs["initial_state"].optional:
-            yield made("edge-no-state", (3, 7), no_state=True)
-        for at, kind in enumerate(("slow", "repeated", "tiny", "outlier")):
-            yield made(f"adversarial-{kind}", ((9, 40), (40, 9))[at % 2], kind=kind)
+            yield case("edge-no-state", (3, 7), no_state=True)
+        for kind, lengths in (("slow", (9, 40)), ("repeated", (40, 9)), ("tiny", (9, 40)), ("outlier", (40, 9))):
+            yield case(f"adversarial-{kind}", lengths, kind=kind)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """A long sequence with ordinary decays, and one without decay."""
@@ -181,10 +189,10 @@ class Delta(Sequences):
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """As declared, but a lower factor for a state in 16 bits, whose baseline has that rounding too."""
-        found = dict(super().comparisons(definition))
-        if "final_state" in found and definition.outputs["final_state"].dtype != "float32":
-            found["final_state"] = Close(6.0, row_axes=2, reference_factor=2.0, reason=CHUNKED)
-        return found
+        kinds = dict(super().comparisons(definition))
+        if "final_state" in kinds and definition.outputs["final_state"].dtype != "float32":
+            kinds["final_state"] = Close(6.0, row_axes=2, reference_factor=2.0, reason=CHUNKED)
+        return kinds
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Drawn inputs with the ends of sequences; None for optional ones that a plain call leaves out."""
@@ -197,7 +205,7 @@ class Delta(Sequences):
         kept = {"output_final_state", "scale", "beta", *"gw"}
         if "no_state" not in case.params and inputs["initial_state"].dtype in TORCH_DTYPES:
             kept.add("initial_state")
-        return {name: one if name in kept or not inputs[name].optional else None for name, one in values.items()}
+        return {name: x if name in kept or not inputs[name].optional else None for name, x in values.items()}
 
 
 def unshared(definition: Definition) -> str | None:
@@ -225,8 +233,8 @@ SHARED: Any = {
         Mutant(
             "updates in the opposite order", applies=lambda wide: len(wide["k"]) > len(wide["q"]), backwards=True
         ),
-        altered("rates of one", "beta", change=lambda one: torch.ones_like(one)),
-        altered("values not gated", "w", change=lambda one: torch.ones_like(one)),
+        altered("rates of one", "beta", change=lambda x: torch.ones_like(x)),
+        altered("values not gated", "w", change=lambda x: torch.ones_like(x)),
         altered("gates of the token before", "g", change=lambda g: g.roll(1, 1 if g.dim() == 4 else 0)),
     ),
 }
@@ -235,11 +243,6 @@ SHARED: Any = {
 
 LOWEST = -5.0  # lower bound of a decay's logarithm in Kimi K3's gate
 STATES = ("state", "ssm_state", "checkpoint_state")  # names of the pool of states
-
-
-def silu(x: torch.Tensor) -> torch.Tensor:
-    """`x * sigmoid(x)`."""
-    return x * sigmoid(x)
 
 
 def updated(
@@ -259,13 +262,14 @@ def updated(
 
 
 def convolved(
-    wide: Wide, rows: torch.Tensor, *, newest: int = -1, active: Part = silu
+    wide: Wide, histories: torch.Tensor, *, newest: int = -1, active: Part = silu
 ) -> tuple[torch.Tensor, ...]:
-    """Causal convolution per channel, after the histories `rows` [b, m, s]: (outputs [b, m], new histories)."""
-    rounding, taps = to_bf16 if wide.dtype is not torch.float64 else same, wide.maybe("conv_weight")
+    """Causal convolution per channel, after `histories` [b, m, s]: (outputs [b, m], new histories)."""
+    rounding = to_bf16 if wide.dtype is not torch.float64 else same
+    taps = wide.maybe("conv_weight")
     if taps is None:  # only `weight` [parts, taps, channels] is given
         taps = wide["weight"].transpose(1, 2).flatten(0, 1)
-    window = torch.cat([rows, wide["mixed_qkv" if "mixed_qkv" in wide else "x"][..., None]], -1)
+    window = torch.cat([histories, wide["mixed_qkv" if "mixed_qkv" in wide else "x"][..., None]], -1)
     total = (window * (taps if newest < 0 else taps.flip(-1))).sum(-1)
     total = total + wide["conv_bias"] if "conv_bias" in wide else total
     return rounding(active(total)), window[..., 1:]
@@ -273,18 +277,32 @@ def convolved(
 
 def gates(wide: Wide, heads: int, *, biased: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """(decays [b, h, k or 1], rates [b, h, 1]) of raw gates, or of hidden_states @ w_ba in bfloat16."""
-    growth = softplus if wide.dtype is torch.float64 else plain_softplus
+    low = wide.dtype is not torch.float64
+    growth = plain_softplus if low else softplus
     if "w_ba" in wide:
-        made = wide["hidden_states"] @ wide["w_ba"]
-        made = made if wide.dtype is torch.float64 else to_bf16(made)
-        slope = -torch.exp(wide["A_log"]) * growth(made[:, heads:] + biased * wide["dt_bias"])
-        return torch.exp(slope)[..., None], sigmoid(made[:, :heads])[..., None]
-    steep = torch.exp(wide["A_log"])[:, None]
+        products = wide["hidden_states"] @ wide["w_ba"]
+        products = to_bf16(products) if low else products
+        slope = -torch.exp(wide["A_log"]) * growth(products[:, heads:] + biased * wide["dt_bias"])
+        return torch.exp(slope)[..., None], sigmoid(products[:, :heads])[..., None]
     raw = wide["raw_gate"].reshape(-1, wide["dt_bias"].numel()) + biased * wide["dt_bias"].flatten()
     raw = raw.reshape(len(raw), heads, raw.shape[1] // heads)
     lowest = wide.number("lower_bound", 0.0) if "lower_bound" in wide.definition.inputs else LOWEST
-    slope = lowest * sigmoid(steep * raw) if lowest else -steep * growth(raw)
+    steepness = torch.exp(wide["A_log"])[:, None]
+    slope = lowest * sigmoid(steepness * raw) if lowest else -steepness * growth(raw)
     return torch.exp(slope), sigmoid(wide["raw_beta"].reshape(-1, heads))[..., None]
+
+
+def slots_of(wide: Wide) -> tuple[torch.Tensor, torch.Tensor]:
+    """(slot, whether it has one) of each row, int64 and bool [rows]; without one, slot 0 is given.
+
+    With an `output_gate` slot 0 is no row's. With a `query_start_loc` rows after the last sequence have none.
+    """
+    slots = wide["state_indices"].flatten().long()
+    if "query_start_loc" in wide:
+        rows = torch.arange(len(wide["x"]), device=slots.device)
+        sequence = torch.searchsorted(wide["query_start_loc"][1:].long(), rows, right=True)
+        slots = torch.cat([slots, slots.new_zeros(1)])[sequence]
+    return slots.clamp_min(0), slots > 0 if "output_gate" in wide else slots >= 0
 
 
 def fused(
@@ -298,7 +316,7 @@ def fused(
     closing: Part = sigmoid,  # activation of output_gate
     scaled: float = 1.0,  # factor of the output
     padded: bool = False,  # whether rows without a slot are computed
-    **step: Any,  # noqa: ANN401
+    **step: Any,  # noqa: ANN401 - `updated`'s
 ) -> Tensors:
     """A decode step: convolution if there is a conv_state, delta rule, `scale * S q`, gated RMSNorm if given.
 
@@ -306,44 +324,33 @@ def fused(
     groups. Returns `output`, and the pools with the rows' slots updated, each also as `<name>_out`.
     Mutants change the keywords.
     """
-    name = next(one for one in STATES if one in wide)
-    pool, slots = wide[name], wide["state_indices"].flatten().long()
-    heads, width = pool.shape[1], pool.shape[-1]
-    live = slots > 0 if "output_gate" in wide else slots >= 0  # slot 0 is no row's with an output_gate
-    if "query_start_loc" in wide:
-        ends = wide["query_start_loc"].long()
-        owner = torch.searchsorted(ends[1:], torch.arange(len(wide["x"]), device=pool.device), right=True)
-        owned = owner < len(slots)
-        slots = torch.where(owned, slots[owner.clamp_max(len(slots) - 1)], 0)
-        live = owned & (slots > 0)
-    at = slots.clamp_min(0)
-    found: Tensors = {}
-    made = wide["mixed_qkv" if "mixed_qkv" in wide else "x"]
+    slots, has_slot = slots_of(wide)
+    rows = wide["mixed_qkv" if "mixed_qkv" in wide else "x"]
+    outputs: Tensors = {}
     if "conv_state" in wide:
-        history = wide["conv_state"]
-        made, after = convolved(wide, history[at], newest=newest, active=active)
-        found["conv_state"] = history.index_copy(0, at[live], after[live])
-    shared = (made.shape[1] // width - heads) // 2
-    q, k, v = (
-        part.reshape(len(made), part.shape[1] // width, width)
-        for part in torch.split(made, [shared * width] * 2 + [heads * width], 1)
-    )
-    normal = normal if wide.number("use_qk_l2norm", 1.0) else same
-    q, k = (normal(part).repeat_interleave(heads // shared, 1) for part in ((k, q) if swapped else (q, k)))
-    decay, rate = gates(wide, heads, biased=biased)
-    state = updated(pool[at], k, v, decay, rate, **step)
-    scale = wide.number("scale", 0.0) or width**-0.5
-    output = scaled * scale * (state * q[..., None, :]).sum(-1)
+        rows, history = convolved(wide, wide["conv_state"][slots], newest=newest, active=active)
+        outputs["conv_state"] = wide["conv_state"].index_copy(0, slots[has_slot], history[has_slot])
+    name = next(name for name in STATES if name in wide)
+    pool = wide[name]
+    _, heads, _, width = pool.shape
+    parts = rows.view(len(rows), rows.shape[1] // width, width)
+    shared = (parts.shape[1] - heads) // 2  # heads of queries, and of keys
+    q, k, v = parts[:, :shared], parts[:, shared : 2 * shared], parts[:, 2 * shared :]
+    if wide.number("use_qk_l2norm", 1.0):
+        q, k = normal(q), normal(k)
+    q, k = (x.repeat_interleave(heads // shared, 1) for x in ((k, q) if swapped else (q, k)))
+    state = updated(pool[slots], k, v, *gates(wide, heads, biased=biased), **step)
+    outputs[name] = pool.index_copy(0, slots[has_slot], state[has_slot])
+    output = scaled * (wide.number("scale", 0.0) or width**-0.5) * (state * q[..., None, :]).sum(-1)
     if "norm_weight" in wide:
-        eps = wide.number("norm_eps", 1e-5)
-        output = output / torch.sqrt((output * output).mean(-1, keepdim=True) + eps) * wide["norm_weight"]
+        mean_square = (output * output).mean(-1, keepdim=True)
+        output = output / torch.sqrt(mean_square + wide.number("norm_eps", 1e-5)) * wide["norm_weight"]
         output = output * closing(wide["output_gate"])
-    found["output"] = output if padded else output * live[:, None, None]
-    found[name] = pool.index_copy(0, at[live], state[live])
-    first = wide.definition.outputs[next(iter(wide.definition.outputs))].shape or ()
-    axis = 0 if wide.definition.const_axes.get(first[0]) == 1 else 1
-    found["output"] = found["output"].unsqueeze(axis)
-    return found | {f"{one}_out": value for one, value in found.items()}
+    if not padded:
+        output = output * has_slot[:, None, None]
+    first = next(iter(wide.definition.outputs.values())).shape or ()
+    outputs["output"] = output.unsqueeze(0 if wide.definition.const_axes.get(first[0]) == 1 else 1)
+    return outputs | {f"{name}_out": value for name, value in outputs.items()}
 
 
 def committed(
@@ -358,18 +365,18 @@ def committed(
 
     The state after token `track_steps[row]` goes to slot `track_state_indices[row]`, too. Mutants change keywords.
     """
-    states, nobody = wide["checkpoint_state"].clone(), int(wide.number("null_block_id", -1))
-    heads, counts = states.shape[2], wide["accept_lens"].tolist()
-    keys = wide["rawk_cache"] if not wide.number("use_qk_l2norm", 1.0) else normal(wide["rawk_cache"])
+    states, no_slot = wide["checkpoint_state"].clone(), int(wide.number("null_block_id", -1))
+    heads, accepted = states.shape[2], wide["accept_lens"].tolist()
+    keys = normal(wide["rawk_cache"]) if wide.number("use_qk_l2norm", 1.0) else wide["rawk_cache"]
     keys = keys.repeat_interleave(heads // keys.shape[2], 2)
     values, decays, rates = (wide[f"{name}_cache"] for name in ("rawv", "g", "beta"))
     for row, slot in enumerate(wide["state_indices"].tolist()):
-        if slot <= nobody or not counts[row]:
+        if slot <= no_slot or not accepted[row]:
             continue
         state = states[:, slot]
-        for at in range(min(max(counts[row] + more, 1), keys.shape[3])):
-            decay, rate = (one[:, slot, :, at, None] for one in (decays, rates))
-            state = updated(state, keys[:, slot, :, at], values[:, slot, :, at], torch.exp(decay), rate, **step)
+        for at in range(min(max(accepted[row] + more, 1), keys.shape[3])):
+            decay, rate = torch.exp(decays[:, slot, :, at, None]), rates[:, slot, :, at, None]
+            state = updated(state, keys[:, slot, :, at], values[:, slot, :, at], decay, rate, **step)
             if tracked and "track_steps" in wide and int(wide["track_steps"][row]) == at:
                 states[:, int(wide["track_state_indices"][row])] = state
         states[:, slot] = state
@@ -381,23 +388,25 @@ RANGES = {"A_log": (-2.77, 2.0), "dt_bias": (-4.0, 1.0), "g_cache": (-1.2, 0.0),
 
 def of_step(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw distinct slots (of three rows and more, one has none), lengths, gates in their ranges, normal rows."""
-    name, count = wanted.name, math.prod(wanted.shape)
-    inputs, rows = wanted.definition.inputs, max(wanted.shape_of("state_indices")[0], 1)
+    name, count, inputs = wanted.name, math.prod(wanted.shape), wanted.definition.inputs
+    rows = max(wanted.shape_of("state_indices")[0], 1)
     if name in {"state_indices", "track_state_indices", "t1_state_indices"}:
-        pool = wanted.shape_of(next(one for one in STATES if one in inputs))
+        pool = wanted.shape_of(next(state for state in STATES if state in inputs))
         free = draw.permutation("slots", 2 * rows, out_of=pool[1 if "rawk_cache" in inputs else 0] - 1) + 1
-        own = (free[rows : rows + count] if name == "track_state_indices" else free[:count]).int()
-        if count > 2 and name != "track_state_indices" and "w_ba" not in inputs:
-            own[1] = 0 if "output_gate" in inputs else -1
+        if name == "track_state_indices":
+            return free[rows : rows + count].int().view(wanted.shape)
+        slots = free[:count].int()
+        if count > 2 and "w_ba" not in inputs:
+            slots[1] = 0 if "output_gate" in inputs else -1
         if name == "t1_state_indices":  # of several rows, the last has no slot
-            own[max(1, count - 1) :] = 0
-        return own.view(wanted.shape)
+            slots[max(1, count - 1) :] = 0
+        return slots.view(wanted.shape)
     if name == "query_start_loc":
         ends = torch.arange(count, device=draw.device)  # of several rows, the last is no sequence's
         return torch.where(ends > count - 2, (ends - 1).clamp_min(min(1, rows)), ends).int()
     if name in {"accept_lens", "track_steps", "num_accepted_tokens"}:
-        most = wanted.shape_of("rawv_cache")[3] if "rawv_cache" in inputs else 1
-        low, high = {"accept_lens": (0, most + 1), "track_steps": (0, most)}.get(name, (1, 2))
+        tokens = wanted.shape_of("rawv_cache")[3] if "rawv_cache" in inputs else 1
+        low, high = {"accept_lens": (0, tokens + 1), "track_steps": (0, tokens)}.get(name, (1, 2))
         return draw.integers(name, wanted.shape, torch.int32, low=low, high=high)
     kind = wanted.params.get("kind")
     if name in RANGES:
@@ -416,18 +425,18 @@ def exact_row(draw: Draw, wanted: Wanted) -> torch.Tensor:
     two. Values are multiples of 128, of which SiLU makes exactly v or 0. In a convolution's state [slots, q|k|v,
     taps - 1] queries and keys are 0.
     """
-    pool = wanted.shape_of(next(one for one in STATES if one in wanted.definition.inputs))
+    pool = wanted.shape_of(next(state for state in STATES if state in wanted.definition.inputs))
     values, width = pool[1] * pool[-1], pool[-1]
-    made = whole(31)(draw, replace(wanted, dtype=torch.float32)) * (2 * SURE)
-    if len(wanted.shape) == 2:
-        single = replace(wanted, shape=(len(made), (made.shape[1] - values) // width, width), dtype=torch.float32)
-        both = one_hot(draw, replace(single, name=f"{wanted.name}.qk")) * 2.0**20
-        queries = both[:, : both.shape[1] // 2]
-        queries.copy_(torch.stack([queries.roll(width * part // 4, -1) for part in range(4)]).sum(0))
-        made[:, :-values] = both.flatten(1)
-    else:  # a convolution's state
-        made[:, :-values] = 0.0
-    return made.to(wanted.dtype)
+    row = whole(31)(draw, replace(wanted, dtype=torch.float32)) * (2 * SURE)
+    if len(wanted.shape) == 3:  # a convolution's state
+        row[:, :-values] = 0.0
+        return row.to(wanted.dtype)
+    heads = (row.shape[1] - values) // width  # of queries and keys
+    vectors = replace(wanted, name=f"{wanted.name}.qk", shape=(len(row), heads, width), dtype=torch.float32)
+    queries, keys = (one_hot(draw, vectors) * 2.0**20).chunk(2, 1)
+    queries = torch.stack([queries.roll(width * part // 4, -1) for part in range(4)]).sum(0)
+    row[:, :-values] = torch.cat([queries, keys], 1).flatten(1)
+    return row.to(wanted.dtype)
 
 
 def exact_step(definition: Definition) -> Mapping[str, Exactly]:
@@ -472,82 +481,13 @@ class Step(Op):
 
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
         """Outputs and inputs that are written to, without those that the definition also has as `<name>_out`."""
-        found = super().judged(definition).items()
-        return {name: spec for name, spec in found if f"{name}_out" not in definition.outputs}
+        specs = super().judged(definition).items()
+        return {name: spec for name, spec in specs if f"{name}_out" not in definition.outputs}
 
 
 def unwritten(*names: str) -> Callable[[Wide, Tensors], Tensors]:
     """Return a mutant's change of the outputs: the inputs `names` are not written to."""
-
-    def left(wide: Wide, found: Tensors) -> Tensors:
-        return {out: wide[name] for name in names for out in (name, f"{name}_out") if out in found}
-
-    return left
-
-
-def stepped(op_type: str, *forms: Form) -> Step:
-    """The op of decode steps in these forms."""
-    names = (
-        "A_log dt_bias state_indices query_start_loc num_accepted_tokens w_ba weight conv_weight mixed_qkv x"
-        " g_cache beta_cache rawv_cache accept_lens track_state_indices track_steps t1_state_indices"
-    )
-    rows = has("mixed_qkv", "x")
-    return Step(
-        op_type,
-        *forms,
-        requires=single_token,
-        unread={"num_accepted_tokens": "one, where each sequence has one token"},
-        writes=("conv_state", *STATES),  # with or without an output for them
-        independent_rows=False,
-        coupled=True,
-        scalars={"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
-        positive=("beta_cache",),
-        sizes={
-            "b": (1, 2, 4, 16, 5),
-            "n": lambda size: size["b"],
-            "i": lambda size: size["b"] + 1,
-            "p": lambda size: 2 * max(size["b"], 1) + 3,
-            "l": lambda size: 2 + size["b"] % 2,
-            "t": lambda size: 4 + size["b"] % 3,
-        },
-        adversarial={"saturated": {"kind": "saturated"}, "tiny": {"kind": "tiny"}},
-        draws=dict.fromkeys(names.split(), of_step),
-        wide_gate=FAST_STATE,
-        # Unlike others, these states follow a convolution in bfloat16, or are stored in bfloat16.
-        gates={
-            **dict.fromkeys(("state", "state_out", "ssm_state", "ssm_state_out"), Close(row_axes=2)),
-            **dict.fromkeys(("conv_state", "conv_state_out"), Exact("histories are copied")),
-        },
-        lossless=exact_step,
-        unusual={
-            "large": STATES[:2],
-            SEEN: ("mixed_qkv", "x", "raw_gate", "raw_beta", "output_gate", "hidden_states"),
-        },
-        mutants=(
-            Mutant("the newest tap first", applies=has("conv_state"), newest=0),
-            Mutant("no activation", applies=has("conv_state"), active=same),
-            Mutant("dt_bias dropped", applies=has("dt_bias"), biased=0.0),
-            Mutant("vectors not of length 1", applies=has("state_indices"), normal=same),
-            Mutant("query and key swapped", applies=rows, swapped=True),
-            Mutant("scale x 1.02", applies=lambda wide: rows(wide) and "norm_weight" not in wide, scaled=1.02),
-            Mutant("norm closed by SiLU", applies=has("output_gate"), closing=silu),
-            Mutant(
-                "rows without a slot computed", applies=lambda wide: rows(wide) and "w_ba" not in wide, padded=True
-            ),
-            Mutant("error before decay", early=True),
-            Mutant("no correction", corrected=0.0),
-            altered("rates of one", "raw_beta", "beta_cache", change=lambda one: torch.full_like(one, 8.0)),
-            altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
-            altered("slots of the row before", "state_indices", change=lambda slots: slots.roll(1, 0)),
-            altered("bias of the convolution dropped", "conv_bias", change=lambda bias: bias * 0),
-            altered("norm's weight dropped", "norm_weight", change=lambda one: torch.ones_like(one)),
-            Mutant("one token more", applies=has("accept_lens"), more=1),
-            Mutant("one token fewer", applies=has("accept_lens"), more=-1),
-            Mutant("nothing tracked", applies=has("track_steps"), tracked=False),
-            Mutant("state stale", outputs=unwritten(*STATES)),
-            Mutant("history stale", applies=has("conv_state"), outputs=unwritten("conv_state")),
-        ),
-    )
+    return lambda wide, found: {out: wide[name] for name in names for out in (name, f"{name}_out") if out in found}
 
 
 def single_token(definition: Definition) -> str | None:
@@ -556,13 +496,72 @@ def single_token(definition: Definition) -> str | None:
     return None if tokens == 1 else f"{tokens} tokens of a sequence; known is 1"
 
 
+DRAWN_OF_STEP = (
+    "A_log dt_bias state_indices query_start_loc num_accepted_tokens w_ba weight conv_weight mixed_qkv x"
+    " g_cache beta_cache rawv_cache accept_lens track_state_indices track_steps t1_state_indices"
+)
+HAS_ROWS = has("mixed_qkv", "x")
+STEPS: Any = {
+    "requires": single_token,
+    "unread": {"num_accepted_tokens": "one, where each sequence has one token"},
+    "writes": ("conv_state", *STATES),  # with or without an output for them
+    "independent_rows": False,
+    "coupled": True,
+    "scalars": {"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
+    "positive": ("beta_cache",),
+    "sizes": {
+        "b": (1, 2, 4, 16, 5),
+        "n": lambda size: size["b"],
+        "i": lambda size: size["b"] + 1,
+        "p": lambda size: 2 * max(size["b"], 1) + 3,
+        "l": lambda size: 2 + size["b"] % 2,
+        "t": lambda size: 4 + size["b"] % 3,
+    },
+    "adversarial": {"saturated": {"kind": "saturated"}, "tiny": {"kind": "tiny"}},
+    "draws": dict.fromkeys(DRAWN_OF_STEP.split(), of_step),
+    "wide_gate": FAST_STATE,
+    # Unlike others, these states follow a convolution in bfloat16, or are stored in bfloat16.
+    "gates": {
+        **dict.fromkeys(("state", "state_out", "ssm_state", "ssm_state_out"), Close(row_axes=2)),
+        **dict.fromkeys(("conv_state", "conv_state_out"), Exact("histories are copied")),
+    },
+    "lossless": exact_step,
+    "unusual": {
+        "large": STATES[:2],
+        SEEN: ("mixed_qkv", "x", "raw_gate", "raw_beta", "output_gate", "hidden_states"),
+    },
+    "mutants": (
+        Mutant("the newest tap first", applies=has("conv_state"), newest=0),
+        Mutant("no activation", applies=has("conv_state"), active=same),
+        Mutant("dt_bias dropped", applies=has("dt_bias"), biased=0.0),
+        Mutant("vectors not of length 1", applies=has("state_indices"), normal=same),
+        Mutant("query and key swapped", applies=HAS_ROWS, swapped=True),
+        Mutant("scale x 1.02", applies=lambda wide: HAS_ROWS(wide) and "norm_weight" not in wide, scaled=1.02),
+        Mutant("norm closed by SiLU", applies=has("output_gate"), closing=silu),
+        Mutant(
+            "rows without a slot computed", applies=lambda wide: HAS_ROWS(wide) and "w_ba" not in wide, padded=True
+        ),
+        Mutant("error before decay", early=True),
+        Mutant("no correction", corrected=0.0),
+        altered("rates of one", "raw_beta", "beta_cache", change=lambda rates: torch.full_like(rates, 8.0)),
+        altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
+        altered("slots of the row before", "state_indices", change=lambda slots: slots.roll(1, 0)),
+        altered("bias of the convolution dropped", "conv_bias", change=lambda bias: bias * 0),
+        altered("norm's weight dropped", "norm_weight", change=lambda x: torch.ones_like(x)),
+        Mutant("one token more", applies=has("accept_lens"), more=1),
+        Mutant("one token fewer", applies=has("accept_lens"), more=-1),
+        Mutant("nothing tracked", applies=has("track_steps"), tracked=False),
+        Mutant("state stale", outputs=unwritten(*STATES)),
+        Mutant("history stale", applies=has("conv_state"), outputs=unwritten("conv_state")),
+    ),
+}
 KDA_GATES = "raw_gate{} raw_beta{} A_log[h] dt_bias[d] state[p h v k]"
 FUSED = (
     "x[b m] weight[c w f] conv_state[p m s] {} output_gate[b h v] norm_weight[v] lower_bound? norm_eps?".format(
         KDA_GATES.format("[o b h k]", "[o b h]")
     )
 )
-KDA_STEPS = stepped(
+KDA_STEPS = Step(
     "kda",
     Form(
         f"mixed_qkv[b m] {KDA_GATES.format('[b d]', '[b h]')} state_indices[b] output[b o h v]?"
@@ -575,6 +574,7 @@ KDA_STEPS = stepped(
         " -> output[o b h v] conv_state_out[p m s] state_out[p h v k]",
         fused,
     ),
+    **STEPS,
 )
 VERIFIED = (  # optional inputs that a plain call leaves out
     "initial_state_source[u h v k]? initial_state_indices[m]? ssm_state_indices[m]? state_checkpoints[c h v k]?"
@@ -615,11 +615,11 @@ SHORT = 16  # tokens up to which FLA's recurrent kernel is called, as servers de
 )
 def _fla(api: Api, _: Definition, inputs: Given) -> Outputs:
     """FLA's states are [K, V] in float32; its kernels normalise queries and keys."""
-    given, scale = inputs.get("initial_state"), inputs.get("scale")
+    states, scale = inputs.get("initial_state"), inputs.get("scale")
     output, after = api[RECURRENT if inputs["q"].shape[1] <= SHORT else CHUNKS](
         *(inputs[name] for name in ("q", "k", "v", "g", "beta")),
         scale=None if scale is None else float(scale),
-        initial_state=None if given is None else given.float().transpose(-1, -2).contiguous(),
+        initial_state=None if states is None else states.float().transpose(-1, -2).contiguous(),
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
     )
@@ -635,8 +635,9 @@ def with_updates(inputs: Given) -> dict[str, Any]:
     return {**updates, "output_final_state": True}
 
 
-for op, rule, own in (
+for op, function, arguments in (
     (GDN2, "gdn2_prefill:chunk_gated_delta_rule2", "q k v g beta w"),
     (GDP, "gdp_prefill:chunk_gated_delta_product", "q k v [g] [beta] [num_householder]"),
 ):
-    op.called(rule, f"{own} {SERVES}", name=rule.partition(":")[2], more=with_updates, sm=((10, 0), (10, 9)))
+    _, _, name = function.partition(":")
+    op.called(function, f"{arguments} {SERVES}", name=name, more=with_updates, sm=((10, 0), (10, 9)))

@@ -15,10 +15,12 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
+from traceproof.ops.attention_inputs import starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
-from traceproof.ops.families.delta import Sequences, committed, fused, is_mtp, is_prefill, normed, stepped
+from traceproof.ops.families import delta
+from traceproof.ops.families.delta import is_mtp, is_prefill
 from traceproof.ops.far import Far
 from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, has_not, is_on, same
@@ -36,7 +38,7 @@ FLAGS = {"use_qk_l2norm": True, "cache_replayssm": False, "disable_state_update"
 CHUNK = 64  # tokens per chunk; prefill kernels keep a state of each
 
 
-def unshared(definition: Definition) -> str | None:
+def unfit(definition: Definition) -> str | None:
     """The reason why heads of q, k and v do not fit, or an output is missing; None if there is none."""
     heads = [dim(definition, name, -2) for name in "qkv"]
     if heads[0] != heads[1] or not heads[0] or (heads[2] or 1) % heads[0]:
@@ -69,37 +71,39 @@ def gated_delta(
     low, prefill = wide.dtype != torch.float64, is_prefill(wide.values)
     rounding = to_bf16 if low and prefill else same
     q, k, v = (wide[name].reshape(-1, *wide[name].shape[-2:]) for name in "qkv")
-    heads, value_size, key_size, shared = *v.shape[1:], k.shape[-1], v.shape[1] // q.shape[1]
+    heads, value_size, key_size = v.shape[1], v.shape[2], k.shape[2]
     step = (growth or (plain_softplus if low else softplus))(wide["a"] + wide["dt_bias"])
     logs, rate = -torch.exp(wide["A_log"]) * step, sigmoid(wide["b"])
     windows = {name: wide[name].clone() for name in WINDOWS if name in wide}
     if wide.number("cache_replayssm", 0.0) and replayed:
-        raw = (wide["v"].transpose(1, 2), wide["k"].transpose(1, 2), logs.mT, rate.mT)
-        for name, one in zip(WINDOWS, raw, strict=True):
-            windows[name][wide["initial_state_indices"].long()] = one
+        written = (wide["v"].transpose(1, 2), wide["k"].transpose(1, 2), logs.mT, rate.mT)
+        for name, rows in zip(WINDOWS, written, strict=True):
+            windows[name][wide["initial_state_indices"].long()] = rows
     decay, rate = faded(torch.exp(logs).reshape(-1, heads)), rate.reshape(-1, heads)
     if wide.number("use_qk_l2norm", 0.0):
-        q, k = normed(q), normed(k)
+        q, k = delta.normed(q), delta.normed(k)
     scale = wide.number("scale", 0.0) or key_size**-0.5
     count, tokens = wide["q"].shape[:2]
     bounds = wide["cu_seqlens"].tolist() if prefill else [row * tokens for row in range(count + 1)]
     lengths = [end - start for start, end in pairwise(bounds)]
     source, final = state_names(wide.values, wide.definition)
-    given = wide.maybe(source)
-    if given is None:
-        given = torch.zeros((len(lengths), heads, value_size, key_size), dtype=wide.dtype, device=q.device)
+    states = wide.maybe(source)
+    if states is None:
+        states = torch.zeros((len(lengths), heads, value_size, key_size), dtype=wide.dtype, device=q.device)
     slots = wide["initial_state_indices"].to(torch.int64) if is_mtp(wide.values) else None
-    kept = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
+    buffers = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # longest first: running ones are a prefix
     place = torch.tensor(order, dtype=torch.int64, device=q.device)
     first = torch.tensor([bounds[row] for row in order], dtype=torch.int64, device=q.device)
-    current = (given if slots is None else given[slots])[place]
+    current = (states if slots is None else states[slots])[place]
     output = torch.zeros_like(v)
     for at in range(max(lengths, default=0)):
         running = sum(length > at for length in lengths)
         token = first[:running] + at
         flat = current[:running].view(-1, value_size, key_size)
-        keys, queries = (x[token].repeat_interleave(shared, dim=1).reshape(-1, key_size, 1) for x in (k, q))
+        queries, keys = (
+            x[token].repeat_interleave(heads // x.shape[1], 1).reshape(-1, key_size, 1) for x in (q, k)
+        )
         fade = decay[token].reshape(-1, 1, 1)
         known = rounding(flat if early else flat.mul_(fade)) @ keys
         if early:
@@ -108,14 +112,14 @@ def gated_delta(
         flat.baddbmm_(rounding(rate[token].reshape(-1, 1, 1) * error), keys.transpose(1, 2))
         flat.copy_(carried(flat))
         output[token] = (scale * (rounding(flat) @ queries)).view(running, heads, value_size)
-        for buffer in kept.values():
+        for buffer in buffers.values():
             buffer[slots, at] = current
     after = torch.empty_like(current)
     after[place] = current
     if slots is not None:
-        after = given if wide.number("disable_state_update", 0.0) else given.index_copy(0, slots, after)
-    found = {f"{name}_out": one for name, one in windows.items()}
-    return {"output": output.view(wide["v"].shape), final: after, **kept, **found}
+        after = states if wide.number("disable_state_update", 0.0) else states.index_copy(0, slots, after)
+    outputs = {"output": output.view(wide["v"].shape), final: after}
+    return outputs | buffers | {f"{name}_out": window for name, window in windows.items()}
 
 
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
@@ -137,6 +141,7 @@ MTP_TOKENS = {"small": (2, 4), "medium": (3, 5), "large": (2, 4)}  # tokens per 
 
 GRID = 65_600 * CHUNK  # tokens of more chunks than a grid's second dimension may have
 LONG = 16384  # tokens of `stress` cases: errors add up over them, and states must not diverge
+RANGES = {"A_log": (-2.77, 2.77), "dt_bias": (-6.0, 1.0)}  # as models have them
 DECAY = 90.0  # exp(-90) is nothing in float32; sums of logarithms with it still resolve others' decays
 # A chunk of 64 tokens passes through five products, a token of the baseline through two: chunked computations
 # (lab/variants.py) had up to 3.2 times the baseline's error in the output, and 4.8 times in the state. A token
@@ -144,33 +149,33 @@ DECAY = 90.0  # exp(-90) is nothing in float32; sums of logarithms with it still
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the baseline those of two"
 
 
-class GatedDeltaRule(Sequences):
+class GatedDeltaRule(delta.Sequences):
     """The op gdn: decode, mtp and prefill, distinguished by their inputs."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Ordinary batches and lengths, empty ones, optional inputs and flags, adversarial gates and values."""
         prefill, mtp = is_prefill(definition.inputs), is_mtp(definition.inputs)
-        made = partial(self.of_lengths, definition, seed=seed)
+        case = partial(self.of_lengths, definition, seed=seed)
         for size in sizes:
-            lengths = PREFILL_LENGTHS[size]
+            batches = PREFILL_LENGTHS[size]
             if not prefill:
                 tokens = MTP_TOKENS[size] if mtp else (1, 1)
-                lengths = tuple((one,) * batch for one, batch in zip(tokens, SIZES[size], strict=True))
-            yield from (made(f"{size}-{at}", one) for at, one in enumerate(lengths))
-        yield made("edge-empty", ())
+                batches = tuple((count,) * rows for count, rows in zip(tokens, SIZES[size], strict=True))
+            yield from (case(f"{size}-{at}", lengths) for at, lengths in enumerate(batches))
+        yield case("edge-empty", ())
         if prefill:
-            yield made("edge-empty-sequence", (0, 3, 0, 1, 0))
+            yield case("edge-empty-sequence", (0, 3, 0, 1, 0))
         if definition.inputs[state_names(definition.inputs, definition)[0]].optional:
-            yield made("edge-no-state", (2, 0, 70) if prefill else (1,) * 3, no_state=True)
+            yield case("edge-no-state", (2, 0, 70) if prefill else (1,) * 3, no_state=True)
         if self.mutated(definition):
-            yield made("edge-buffer", (3, 3), pool=4, buffer=True)
+            yield case("edge-buffer", (3, 3), pool=4, buffer=True)
         if "cache_replayssm" in definition.inputs:
-            yield made("edge-replay", (3,) * 3, cache_replayssm=True, disable_state_update=True)
+            yield case("edge-replay", (3,) * 3, cache_replayssm=True, disable_state_update=True)
         if "use_qk_l2norm" in definition.inputs:
-            yield made("edge-vectors-as-given", (3,) * 3, use_qk_l2norm=False)
+            yield case("edge-vectors-as-given", (3,) * 3, use_qk_l2norm=False)
         few, long = ((9, 4), (96,)) if prefill else ((3,) * 2, (16,) * 2) if mtp else ((1,) * 3, (1,) * 3)
         for name, params in SPECIAL.items():
-            yield made(name, long if params.get("kind") == "slow" else few, **params)
+            yield case(name, long if params.get("kind") == "slow" else few, **params)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """A case in which one channel holds all of a key, and the same channel of the query decides an output.
@@ -195,27 +200,27 @@ class GatedDeltaRule(Sequences):
 
         In prefill tokens or chunks' states are far, in one enlarged sequence or behind others that are enlarged.
         """
-        enlarged, axes = self.enlarged(definition), self.form(definition).axes(definition)
-        made = partial(self.of_lengths, definition, seed=seed)
+        enlarged, axes = self.enlarged(definition), self.letters(definition)
+        case = partial(self.of_lengths, definition, seed=seed)
         if not is_prefill(definition.inputs):
-            lengths, own = ((3,) * 5, 6) if is_mtp(definition.inputs) else ((1,) * far.ROWS, far.ROWS)
-            yield made("stress-far", lengths, pool=own, **{far.SIZE: enlarged.size(definition, own)})
+            lengths, slots = ((3,) * 5, 6) if is_mtp(definition.inputs) else ((1,) * far.ROWS, far.ROWS)
+            yield case("stress-far", lengths, pool=slots, **{far.SIZE: enlarged.size(definition, slots)})
             return
-        yield made("stress-long", (LONG, 65))
-        yield made("stress-long-slow", (LONG - 1,), kind="slow")
+        yield case("stress-long", (LONG, 65))
+        yield case("stress-long-slow", (LONG - 1,), kind="slow")
         chunks = -(-far.LEAST // math.prod(definition.const_axes[axes[letter]] for letter in "hvk"))
         tokens = enlarged.size(definition, 1)
-        kinds = {"stress-far": tokens} | ({"stress-far-states": CHUNK * chunks} if CHUNK * chunks < tokens else {})
-        for name, count in kinds.items():
-            yield made(name, (150,), **{far.SIZE: count})
+        sizes = {"stress-far": tokens} | ({"stress-far-states": CHUNK * chunks} if CHUNK * chunks < tokens else {})
+        for name, size in sizes.items():
+            yield case(name, (150,), **{far.SIZE: size})
             # the first two sequences have half of the size each, the third one comes after them
-            apart: dict[str, Any] = {far.SIZE: count, far.BEFORE: [0, 150]}
-            yield made(f"{name}-apart", (150, 65, 131), **apart)
-        yield made("stress-grid", (150,), **{far.SIZE: GRID})
+            halves: dict[str, Any] = {far.SIZE: size, far.BEFORE: [0, 150]}
+            yield case(f"{name}-apart", (150, 65, 131), **halves)
+        yield case("stress-grid", (150,), **{far.SIZE: GRID})
 
     def enlarged(self, definition: Definition) -> Far:
         """The axis to enlarge: mtp's pool of states, decode's rows, prefill's tokens before those judged."""
-        axes = self.form(definition).axes(definition)
+        axes = self.letters(definition)
         if is_prefill(definition.inputs):
             return Far(axis=axes["t"], bounds=("cu_seqlens",), copies=3)
         if is_mtp(definition.inputs):
@@ -228,22 +233,18 @@ class GatedDeltaRule(Sequences):
         Gates from slow to fast: A = exp(A_log) from 1/16 to 16 and softplus(dt_bias) from 0.0025 to 1.3, as models
         have them.
         """
-        known = [name for name, spec in definition.inputs.items() if spec.dtype in TORCH_DTYPES]
-        shapes, dtypes = specified(definition, case, known)
-        params, source = case.params, state_names(definition.inputs, definition)[0]
-        kind, lengths = params.get("kind"), params["lengths"]
-        small = 1e-3 if kind == "tiny" else 1.0
-        # Drawn numbers are multiples of 2**-12, so their squares sum exactly in any order.
-        keys = draw.normal("k", shapes["k"]).to(torch.float64)
-        drawn: dict[str, torch.Tensor] = {
-            "q": draw.normal("q", shapes["q"]),
-            "k": (keys / (keys * keys).sum(-1, keepdim=True).sqrt()).to(torch.float32),
-            "v": draw.normal("v", shapes["v"], scale=small),
-            "A_log": draw.uniform("A_log", shapes["A_log"], low=-2.77, high=2.77),
-            "dt_bias": draw.uniform("dt_bias", shapes["dt_bias"], low=-6.0, high=1.0),
-            "a": draw.normal("a", shapes["a"]),
-            "b": draw.normal("b", shapes["b"]),
-        }
+        params, lengths = case.params, case.params["lengths"]
+        kind, source = params.get("kind"), state_names(definition.inputs, definition)[0]
+        with_dtype = [name for name, spec in definition.inputs.items() if spec.dtype in TORCH_DTYPES]
+        shapes, dtypes = specified(definition, case, with_dtype)
+        normal = shapes.keys() & {*"qkvab", *WINDOWS, source, BUFFER}
+        normal -= {source} if params.get("no_state") else set()
+        normal -= set() if params.get("buffer") else {BUFFER}
+        small = {"v", source} if kind == "tiny" else set()
+        drawn = {name: draw.normal(name, shapes[name], scale=1e-3 if name in small else 1.0) for name in normal}
+        for name, (low, high) in RANGES.items():
+            drawn[name] = draw.uniform(name, shapes[name], low=low, high=high)
+        drawn["k"] = delta.unit(drawn["k"])
         if kind == "slow":
             drawn["A_log"].fill_(-9.0)
             drawn["b"] += 4.0
@@ -255,27 +256,21 @@ class GatedDeltaRule(Sequences):
             # baseline's error there a matter of chance.
             drawn["q"][..., 1] = 100.0
             drawn["v"][..., 1::4] *= 300.0
+        if far.SIZE in params and is_prefill(definition.inputs):
+            # some tokens forget the state, and with it all tokens before them
+            forgetful = params.get(far.BEFORE, [0])
+            drawn["a"][forgetful] = DECAY / drawn["A_log"].exp() - drawn["dt_bias"]
+        values: Values = {source: None, BUFFER: None, "scale": float(params.get("scale", shapes["k"][-1] ** -0.5))}
+        values |= {name: bool(params.get(name, usual)) for name, usual in FLAGS.items()}
+        if "use_qk_l2norm" in definition.inputs and values["use_qk_l2norm"]:
+            drawn["k"] *= 2.0  # so that missing normalisation shows
         if is_prefill(definition.inputs):
-            bounds = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
-            drawn["cu_seqlens"] = torch.tensor(bounds, device=draw.device)
-            if far.SIZE in params:  # some tokens forget the state, and with it all tokens before them
-                forgetful = params.get(far.BEFORE, [0])
-                drawn["a"][forgetful] = DECAY / drawn["A_log"].exp() - drawn["dt_bias"]
-        if not params.get("no_state"):
-            drawn[source] = draw.normal(source, shapes[source], scale=small)
+            drawn["cu_seqlens"] = torch.tensor(starts(lengths), device=draw.device)
         if is_mtp(definition.inputs):
             host = HostDraw(definition=definition.name, case=case.id, seed=case.seed)
             slots = host.shuffled("slots", range(shapes[source][0]))[: len(lengths)]
             drawn["initial_state_indices"] = torch.tensor(slots, dtype=torch.int64, device=draw.device)
-            if params.get("buffer"):
-                drawn[BUFFER] = draw.normal(BUFFER, shapes[BUFFER])
-        drawn |= {name: draw.normal(name, shapes[name]) for name in WINDOWS if name in shapes}
-        scale = float(params.get("scale", shapes["k"][-1] ** -0.5))
-        values: Values = {source: None, BUFFER: None, "scale": scale}
-        values |= {name: bool(params.get(name, usual)) for name, usual in FLAGS.items()}
-        if "use_qk_l2norm" in definition.inputs and values["use_qk_l2norm"]:
-            drawn["k"] *= 2.0  # so that missing normalisation shows
-        values |= {name: tensor.to(dtypes[name]).contiguous() for name, tensor in drawn.items()}
+        values |= {name: x.to(dtypes[name]).contiguous() for name, x in drawn.items()}
         return ordered(definition, values)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
@@ -287,15 +282,15 @@ class GatedDeltaRule(Sequences):
                 final: Close(12.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
             }
         state = FAST_STATE if definition.outputs[final].dtype == "float32" else Close()
-        found: dict[str, Comparison] = {"output": Close()}
-        found |= dict.fromkeys((f"{name}_out" for name in WINDOWS[:2]), Exact("values and keys are copied"))
-        return {name: found.get(name, state) for name in self.judged(definition)}
+        kinds: dict[str, Comparison] = {"output": Close()}
+        kinds |= dict.fromkeys((f"{name}_out" for name in WINDOWS[:2]), Exact("values and keys are copied"))
+        return {name: kinds.get(name, state) for name in self.judged(definition)}
 
     def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
         """As declared; also large q, v, a and b, but in prefill, where chunks sum the logarithms of decays."""
-        found = super().unusual(definition)
+        declared = super().unusual(definition)
         wide = () if is_prefill(definition.inputs) else ("q", "v", "a", "b")
-        return {**found, "large": [*found["large"], *wide]}
+        return {**declared, "large": [*declared["large"], *wide]}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Bytes of a case: the default, and four float64 copies of the states."""
@@ -323,20 +318,21 @@ PREFILL = Form(
     " -> output[t h v] new_state[n h v k]",
     gated_delta,
 )
-GDN_STEPS = stepped(
+GDN_STEPS = delta.Step(
     "gdn",
     Form(
         "hidden_states[b f] w_ba[f z] mixed_qkv[b m] conv_weight[m w] conv_bias[m] conv_state[p m s] A_log[h]"
         " dt_bias[h] scale? ssm_state[p h v k] state_indices[b] use_qk_l2norm? out[b o h v]?"
         " -> output[b o h v] conv_state_out[p m s] ssm_state_out[p h v k]",
-        fused,
+        delta.fused,
     ),
     Form(
         "checkpoint_state[l p h v k] rawv_cache[l p h t v] rawk_cache[l p g t k] g_cache[l p h t]"
         " beta_cache[l p h t] state_indices[b] accept_lens[b] track_state_indices[b]? track_steps[b]?"
         " use_qk_l2norm? null_block_id? backend? -> checkpoint_state_out[l p h v k]",
-        committed,
+        delta.committed,
     ),
+    **delta.STEPS,
 )
 GDN = GatedDeltaRule(
     "gdn",
@@ -348,7 +344,7 @@ GDN = GatedDeltaRule(
     slow=True,
     compiles_late=("flashinfer", "fla", "sglang"),
     staged=True,
-    requires=unshared,
+    requires=unfit,
     sizes=dict.fromkeys("nspi", ()),  # set by the cases
     independent_rows=False,
     # No decay, rates of 1, one-hot keys and small whole numbers: chunks in bfloat16 are exact as well.
@@ -422,9 +418,9 @@ def with_tokens(inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
 
 def state_of(inputs: Given) -> torch.Tensor:
     """A fresh copy of the state [rows, value heads, V, K], zeros where there is none."""
-    given, v, k = inputs.get("state"), inputs["v"], inputs["k"]
-    if given is not None:
-        copied: torch.Tensor = given.clone()
+    states, v, k = inputs.get("state"), inputs["v"], inputs["k"]
+    if states is not None:
+        copied: torch.Tensor = states.clone()
         return copied
     rows = len(inputs["cu_seqlens"]) - 1 if is_prefill(inputs) else len(v)
     return torch.zeros((rows, v.shape[-2], v.shape[-1], k.shape[-1]), dtype=torch.float32, device=v.device)
@@ -443,8 +439,8 @@ def by_token(api: Api, inputs: Given, *, flipped: bool) -> Outputs:
     """Decode or mtp by the recurrent kernel of FLA or SGLang's copy; `flipped`: its states are [.., K, V]."""
     pool = inputs["initial_state"].clone() if is_mtp(inputs) else state_of(inputs)
     slots = inputs["initial_state_indices"].long() if is_mtp(inputs) else slice(None)
-    given = pool[slots].transpose(-1, -2).contiguous() if flipped else pool[slots]
-    output, after = api["recurrent"](**arguments(inputs), initial_state=given, output_final_state=True)
+    states = pool[slots].transpose(-1, -2).contiguous() if flipped else pool[slots]
+    output, after = api["recurrent"](**arguments(inputs), initial_state=states, output_final_state=True)
     after = after.transpose(-1, -2).contiguous() if flipped else after
     if not is_mtp(inputs):
         return {"output": output, "new_state": after}

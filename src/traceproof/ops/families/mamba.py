@@ -13,29 +13,27 @@ from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft
 from traceproof.models.reading import Evidence, KernelCall
-from traceproof.ops import far
+from traceproof.ops import far, gates
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, UNUSUAL, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Close
+from traceproof.ops.families.delta import CHUNKED
 from traceproof.ops.far import Far
 from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.gates import (
-    ANOTHERS,
-    FAST_STATE,
-    FORGOTTEN,
-    STALE,
-    TRANSPOSED,
-    plain_softplus,
-    several,
-    sigmoid,
-    softplus,
-)
+from traceproof.ops.gates import FAST_STATE, plain_softplus, several, sigmoid, softplus
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.op import SIZES, Op
 
 PAD = -1  # in state_batch_indices: the row has no slot, and no state is written
+
+
+def step_size(wide: Wide, *, growth: Part | None = None, softplus_on: bool) -> torch.Tensor:
+    """`dt + dt_bias` (if given), through softplus if that is on; another `growth` is a mutant's."""
+    dt = wide["dt"] + wide["dt_bias"] if "dt_bias" in wide else wide["dt"]
+    usual = softplus if wide.dtype == torch.float64 else plain_softplus
+    return (growth or usual)(dt) if softplus_on else dt
 
 
 def step(wide: Wide) -> Tensors:
@@ -49,12 +47,10 @@ def step(wide: Wide) -> Tensors:
     named = index != PAD
     state = torch.zeros((len(x), *cache.shape[1:]), dtype=wide.dtype, device=x.device)
     state[named] = cache[index[named]]
-    dt = (softplus if wide.dtype == torch.float64 else plain_softplus)(wide["dt"] + wide["dt_bias"])
+    dt = step_size(wide, softplus_on=True)
     state = state * torch.exp(dt[..., None] * wide["A"]) + (dt * x)[..., None] * b[:, :, None, :]
     output = (state * c[:, :, None, :]).sum(-1) + wide["D"] * x
-    new_cache = cache.clone()
-    new_cache[index[named]] = state[named]
-    return {"output": output, "new_state": new_cache}
+    return {"output": output, "new_state": cache.index_copy(0, index[named], state[named])}
 
 
 def grouped(definition: Definition) -> str | None:
@@ -67,33 +63,36 @@ def grouped(definition: Definition) -> str | None:
 
 def vectors(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw normal values; for an outlier, one channel of x, and one channel of the state in B and C, is large."""
-    kind = wanted.params.get("kind")
-    made = draw.normal(wanted.name, wanted.shape, scale=1e-3 if kind == "tiny" else 1.0)
-    if kind == "outlier" and wanted.name in "xBC":
-        channel, value = (0, 100.0) if wanted.name == "x" else (1, 30.0)
-        made[..., channel] = value
+    kind, name = wanted.params.get("kind"), wanted.name
+    made = draw.normal(name, wanted.shape, scale=1e-3 if kind == "tiny" else 1.0)
+    if kind == "outlier" and name == "x":
+        made[..., 0] = 100.0
+    if kind == "outlier" and name in "BC":
+        made[..., 1] = 30.0
     return made.to(wanted.dtype).contiguous()
 
 
-def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Draw one value per head and repeat it over the other axes, since kernels read only the first.
+# Ranges in which Mamba-2 initialises them: softplus(dt_bias) is in [1e-3, 0.1].
+RANGES = {"A": (-16.0, -1.0), "dt_bias": (-6.9, -2.25)}
+# dt_bias by kind of case: its softplus is 6e-6; nearly its argument, below exp's overflow guard at 20; and the
+# argument itself above that.
+BIASES = {"slow": -12.0, "long": 8.0, "saturated": 25.0}
 
-    Ranges are Mamba-2's initial ones: A in -[1, 16], softplus(dt_bias) in [1e-3, 0.1].
-    """
+
+def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Draw one value per head and repeat it over the other axes, since kernels read only the first."""
     rows, heads, _ = wanted.shape_of("dt")
-    made = {
-        "dt": lambda: draw.normal("dt", (rows, heads)),
-        "A": lambda: draw.uniform("A", (heads,), low=-16.0, high=-1.0),
-        "D": lambda: draw.normal("D", (heads,)),
-        "dt_bias": lambda: draw.uniform("dt_bias", (heads,), low=-6.9, high=-2.25),
-    }[wanted.name]()
-    # Softplus of it is 6e-6; nearly its argument, below exp's overflow guard at 20; and the argument itself above
-    # that.
-    bias = {"slow": -12.0, "long": 8.0, "saturated": 25.0}.get(str(wanted.params.get("kind")))
-    if bias is not None and wanted.name == "dt_bias":
-        made = torch.full((heads,), bias, device=draw.device)
-    spread = made.reshape(made.shape + (1,) * (len(wanted.shape) - made.dim())).expand(wanted.shape)
-    return spread.to(wanted.dtype).contiguous()
+    name, kind = wanted.name, str(wanted.params.get("kind"))
+    shape = (rows, heads) if name == "dt" else (heads,)
+    if name == "dt_bias" and kind in BIASES:
+        made = torch.full(shape, BIASES[kind], device=draw.device)
+    elif name in RANGES:
+        low, high = RANGES[name]
+        made = draw.uniform(name, shape, low=low, high=high)
+    else:
+        made = draw.normal(name, shape)
+    repeated = made.view(shape + (1,) * (len(wanted.shape) - len(shape))).expand(wanted.shape)
+    return repeated.to(wanted.dtype).contiguous()
 
 
 def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -132,7 +131,7 @@ class MambaSsu(Op):
 
     def enlarged(self, definition: Definition) -> Far:
         """The axis of slots in the cache of states, which is enlarged for far addresses."""
-        return Far(axis=self.form(definition).axes(definition)["s"], slots=("state_batch_indices",), copies=1)
+        return Far(axis=self.letters(definition)["s"], slots=("state_batch_indices",), copies=1)
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Bytes of a case: the default, and 24 (three float64 numbers) per cell of the cache."""
@@ -177,9 +176,9 @@ MAMBA_SSU = MambaSsu(
     independent_rows=False,
     unusual={"nan": ("state", "x"), "large": ("state", "x", "dt"), "small": ("state", "x")},
     mutants=(
-        STALE,
-        TRANSPOSED,
-        FORGOTTEN,
+        gates.STALE,
+        gates.TRANSPOSED,
+        gates.FORGOTTEN,
         *WITHOUT_PARTS,
         OF_GROUPS,
         altered("A of the wrong sign", "A", change=lambda a: -a),
@@ -196,15 +195,6 @@ SCANS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "medium": ((2, 1), (1, 2)),
     "large": ((3, 2), (1, 3)),
 }
-CHUNKED = "chunked kernels round the operands of several products in bfloat16, the baseline those of two"
-
-
-def step_size(wide: Wide, *, growth: Part | None = None) -> torch.Tensor:
-    """`dt + dt_bias` (if given), through softplus if `dt_softplus` is set; another `growth` is a mutant's."""
-    dt = wide["dt"] + wide["dt_bias"] if "dt_bias" in wide else wide["dt"]
-    if wide.values.get("dt_softplus"):
-        dt = (growth or (softplus if wide.dtype == torch.float64 else plain_softplus))(dt)
-    return dt
 
 
 def gated(wide: Wide, y: torch.Tensor) -> torch.Tensor:
@@ -219,38 +209,39 @@ def scan(wide: Wide, *, growth: Part | None = None, carried: Part = same) -> Ten
     products on tensor cores, so the float32 baseline rounds the state and dt x to bfloat16 as they enter one, but
     not the state that is carried on.
     """
-    x, dt = wide["x"], step_size(wide, growth=growth).clamp_min(0)
+    x, softplus_on = wide["x"], bool(wide.values.get("dt_softplus"))
+    dt = step_size(wide, growth=growth, softplus_on=softplus_on).clamp_min(0)
     rows, tokens, heads, width = x.shape
     b, c = (wide[name].repeat_interleave(heads // wide[name].shape[2], 2) for name in ("B", "C"))
     rounding = same if wide.dtype == torch.float64 else to_bf16
     fade, fed = torch.exp(dt * wide["A"]), rounding(dt[..., None] * x)
-    packed_in = wide["seq_idx"].long()[0].tolist() if "seq_idx" in wide else None
-    count = rows if packed_in is None else max(packed_in) + 1
-    given = wide.maybe("initial_states")
-    if given is None:
-        given = torch.zeros((count, heads, width, b.shape[-1]), dtype=wide.dtype, device=x.device)
-    after, y = given.clone(), torch.zeros_like(x)
-    state = given.clone() if packed_in is None else given[packed_in[:1]]
+    owner = wide["seq_idx"].long()[0].tolist() if "seq_idx" in wide else None  # packed sequence of each token
+    count = rows if owner is None else max(owner) + 1
+    states = wide.maybe("initial_states")
+    if states is None:
+        states = torch.zeros((count, heads, width, b.shape[-1]), dtype=wide.dtype, device=x.device)
+    final, y = states.clone(), torch.zeros_like(x)
+    state = states if owner is None else states[owner[:1]]
     for at in range(tokens):
-        if packed_in is not None and at and packed_in[at] != packed_in[at - 1]:
-            after[packed_in[at - 1]] = state[0]
-            state = given[[packed_in[at]]]
+        if owner is not None and at and owner[at] != owner[at - 1]:
+            final[owner[at - 1]] = state[0]
+            state = states[owner[at : at + 1]]
         state = state * fade[:, at, :, None, None] + fed[:, at, :, :, None] * b[:, at, :, None, :]
         state = carried(state)
         y[:, at] = (rounding(state) * c[:, at, :, None, :]).sum(-1)
-    if packed_in is None:
-        after = state
+    if owner is None:
+        final = state
     else:
-        after[packed_in[-1]] = state[0]
+        final[owner[-1]] = state[0]
     if "D" in wide:
         y = y + (wide["D"] if wide["D"].dim() > 1 else wide["D"][:, None]) * x
-    made = {"out_out": gated(wide, y), "final_states": after}
-    return {name: made[name] for name in wide.definition.outputs if name in made}
+    outputs = {"out_out": gated(wide, y), "final_states": final}
+    return {name: value for name, value in outputs.items() if name in wide.definition.outputs}
 
 
 def alone(wide: Wide, *, growth: Part | None = None) -> Tensors:
     """One step of rows [b d], each with a separate state [d n], which the call overwrites: `out` and `state`."""
-    x, dt = wide["x"], step_size(wide, growth=growth)
+    x, dt = wide["x"], step_size(wide, growth=growth, softplus_on=bool(wide.values.get("dt_softplus")))
     state = wide["state"] * torch.exp(dt[..., None] * wide["A"]) + (dt * x)[..., None] * wide["B"][:, None]
     y = (state * wide["C"][:, None]).sum(-1) + wide["D"] * x
     return {"out": gated(wide, y), "state": state}
@@ -261,33 +252,32 @@ def packed_lengths(params: Mapping[str, Any], tokens: int, later: Sequence[int] 
 
     No cut falls on a chunk's border, so that the number of pieces of chunks is the same with `later`.
     """
-    cuts = [one for one in params.get("cuts", (3, 130, 200)) if one < tokens - 1 and 0 < one % CHUNK < CHUNK - 1]
-    cuts = [cut + more for cut, more in zip(cuts, later or [0] * len(cuts), strict=False)]
-    return [stop - start for start, stop in pairwise([0, *cuts, tokens])]
+    cuts = [cut for cut in params.get("cuts", (3, 130, 200)) if cut < tokens - 1 and 0 < cut % CHUNK < CHUNK - 1]
+    ends = [cut + more for cut, more in zip(cuts, later or [0] * len(cuts), strict=False)]
+    return [stop - start for start, stop in pairwise([0, *ends, tokens])]
 
 
 def packing(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """seq_idx [1, tokens]; or per piece (split at chunks and sequences) its chunk, or its offset in that."""
     tokens = wanted.shape_of("x")[1]
     later = draw.integers("cuts", (tokens,), torch.int64, low=0, high=2)
-    lengths = packed_lengths(wanted.params, tokens, later.tolist())
+    lengths = torch.tensor(packed_lengths(wanted.params, tokens, later.tolist()))
     if wanted.name == "seq_idx":
-        value = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+        value = torch.arange(len(lengths)).repeat_interleave(lengths)[None]
     else:
-        starts = {0, *range(0, tokens, CHUNK), *torch.tensor(lengths).cumsum(0)[:-1].tolist()}
-        places = torch.tensor(sorted(starts))
-        value = places // CHUNK if wanted.name == "chunk_indices" else places % CHUNK
+        first = torch.tensor(sorted({*range(0, tokens, CHUNK), *lengths.cumsum(0)[:-1].tolist()}))
+        value = first // CHUNK if wanted.name == "chunk_indices" else first % CHUNK
     return value.to(wanted.dtype).to(draw.device)
 
 
 def scanned(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw normal data, with A and dt_bias per head in the range that Mamba-2 initialises them to."""
     kind, name = wanted.params.get("kind"), wanted.name
-    low, high = {"A": (-16.0, -1.0), "dt_bias": (-6.9, -2.25)}.get(name, (0.0, 0.0))
-    if low:
-        made = draw.uniform(name, wanted.shape, low=low, high=high)
-        bias = {"slow": -12.0, "long": 2.0}.get(str(kind))
-        return (torch.full_like(made, bias) if bias is not None and name == "dt_bias" else made).to(wanted.dtype)
+    if name == "dt_bias" and kind in {"slow", "long"}:
+        return torch.full(wanted.shape, {"slow": -12.0, "long": 2.0}[kind], device=draw.device).to(wanted.dtype)
+    if name in RANGES:
+        low, high = RANGES[name]
+        return draw.uniform(name, wanted.shape, low=low, high=high).to(wanted.dtype)
     made = draw.normal(name, wanted.shape, scale=1e-3 if kind == "tiny" and name in "xBC" else 1.0)
     if kind == "outlier" and name in "xBC":
         made[..., 1] = 30.0
@@ -300,10 +290,10 @@ class Combined(Op):
     def _scan(self, definition: Definition, name: str, rows: int, chunks: int, seed: int, **params: Any) -> Case:  # noqa: ANN401
         """A case of `rows` rows of whole chunks, or of sequences packed in one row of `chunks` chunks."""
         tokens, packs = chunks * CHUNK, "seq_idx" in definition.inputs
-        lengths = packed_lengths(params, tokens)
-        inside = sum(cut % CHUNK > 0 for cut in torch.tensor(lengths).cumsum(0)[:-1].tolist())
-        rows, states = (1, len(lengths)) if packs else (rows, rows)
-        sizes = {"b": rows, "s": tokens, "m": states, "l": chunks + inside, "c": chunks, "k": 1, "j": states + 1}
+        packed = len(packed_lengths(params, tokens))
+        rows, states = (1, packed) if packs else (rows, rows)
+        pieces = chunks + packed - 1  # of chunks, as each cut is within one
+        sizes = {"b": rows, "s": tokens, "m": states, "l": pieces, "c": chunks, "k": 1, "j": states + 1}
         return self.case(definition, name, sizes, seed, params)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
@@ -325,8 +315,8 @@ class Combined(Op):
         """A case of `count` rows or packed sequences; with `long` of one of `count` tokens, in whole chunks."""
         chunks = -(-count // CHUNK) + 1 if long or "seq_idx" in definition.inputs else 1
         cuts = () if long else tuple(range(3, 3 * count, 3))
-        found = self._scan(definition, case.id, 1 if long else count, chunks, case.seed, cuts=cuts)
-        return replace(found, size=case.size)
+        grown = self._scan(definition, case.id, 1 if long else count, chunks, case.seed, cuts=cuts)
+        return replace(grown, size=case.size)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Drawn inputs without optional storage, and without states or softplus if the case says so."""
@@ -401,7 +391,7 @@ MAMBA_SSD_COMBINED = Combined(
     mutants=(
         *OF_GATES,
         altered("initial states ignored", "initial_states", change=lambda states: states * 0),
-        ANOTHERS,
+        gates.ANOTHERS,
         OF_GROUPS,
         altered(
             "sequences run into each other",
@@ -476,14 +466,13 @@ def written_for(definition: Definition) -> bool:
 def _alone(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Pass a copy of the state, since the call writes to it."""
     given = {name: value for name, value in inputs.items() if value is not None}
-    state = inputs["state"].clone()
-    softplus_on = bool(given.pop("dt_softplus", 0))
+    given |= {"state": inputs["state"].clone(), "dt_softplus": bool(inputs.get("dt_softplus"))}
     output = torch.empty_like(inputs["x"])
-    api["mamba"](**{**given, "state": state, "dt_softplus": softplus_on, "out": output})
-    return {"out": output, "state": state}
+    api["mamba"](**given, out=output)
+    return {"out": output, "state": given["state"]}
 
 
-def packed(x: torch.Tensor, keep: int) -> torch.Tensor:
+def broadcast(x: torch.Tensor, keep: int) -> torch.Tensor:
     """A view of x that stores its first `keep` axes and repeats over the rest (stride 0), as kernels require."""
     first = x[(slice(None),) * keep + (0,) * (x.dim() - keep)].contiguous()
     return first.view(first.shape + (1,) * (x.dim() - keep)).expand(x.shape)
@@ -505,15 +494,13 @@ def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
     cache, x = inputs["state"].clone(), inputs["x"]
     output = torch.zeros_like(x)
     if x.shape[0]:
-        gates = {
-            "D": packed(inputs["D"], 1),
-            "z": None,
-            "dt_bias": packed(inputs["dt_bias"], 1),
-            "dt_softplus": True,
-        }
-        steps = (packed(inputs["dt"], 2), packed(inputs["A"], 1), inputs["B"], inputs["C"])
-        slots = inputs["state_batch_indices"]
-        api["mamba"](cache, x, *steps, **gates, state_batch_indices=slots, pad_slot_id=PAD, out=output)
+        dt, (a, skip, bias) = (
+            broadcast(inputs["dt"], 2),
+            (broadcast(inputs[name], 1) for name in ("A", "D", "dt_bias")),
+        )
+        options = {"D": skip, "z": None, "dt_bias": bias, "dt_softplus": True}
+        slots = {"state_batch_indices": inputs["state_batch_indices"], "pad_slot_id": PAD}
+        api["mamba"](cache, x, dt, a, inputs["B"], inputs["C"], **options, **slots, out=output)
     return {"output": output, "new_state": cache}
 
 

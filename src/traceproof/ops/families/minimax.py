@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Any
 from traceproof.lazy import torch
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
-from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
-from traceproof.ops.families.blockscaled import (
-    MXFP8,
-    NVFP4,
-    OF_TENSORS,
-    Scheme,
-    between,
-    coded,
-    exact_rows,
-    ones,
-    silu,
-)
+from traceproof.ops.families import blockscaled
+from traceproof.ops.families.blockscaled import MXFP8, NVFP4, Scheme
 from traceproof.ops.families.norm import mean_square
 from traceproof.ops.formats import swizzle, swizzled_size, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
+from traceproof.ops.gates import silu
 from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import FAR, Op
 
@@ -54,21 +45,23 @@ def pre_attention(
     scale = rounding(offset + wide["adaln_scale"][row])
     active = rounding(normed * scale + shifted * wide["adaln_shift"][row])
     width = wide["q_norm_weight"].numel()
-    made = rounding(active @ wide["qkv_weight"].T)
-    parts = made.view(len(x), -1, KINDS, width).transpose(1, 2) if mixed else made.view(len(x), KINDS, -1, width)
-    place = wide.maybe("rope_positions")
-    table = wide["rope_cos_sin"]
+    products = rounding(active @ wide["qkv_weight"].T)
+    parts = products.view(len(x), KINDS, -1, width)
+    if mixed:
+        parts = products.view(len(x), -1, KINDS, width).transpose(1, 2)
+    table, place = wide["rope_cos_sin"], wide.maybe("rope_positions")
     place = torch.arange(len(x), device=x.device) if place is None else place.long().clamp(0, len(table) - 1)
     cos, sin = rotated(table[place])[:, None].chunk(2, -1)
-    half, found = cos.shape[-1], []
+    half, turned = cos.shape[-1], []
     for at, name in enumerate("qk"):
-        one = parts[:, at]
-        one = one / torch.sqrt(mean_square(one) + wide.number("qk_eps", eps)) * wide[f"{name}_norm_weight"]
-        one = rounding(one)
-        left, right = one[..., :half], one[..., half : 2 * half]
-        found.append(torch.cat([left * cos - right * sin, right * cos + left * sin, one[..., 2 * half :]], -1))
+        vectors = parts[:, at]
+        vectors = (
+            vectors / torch.sqrt(mean_square(vectors) + wide.number("qk_eps", eps)) * wide[f"{name}_norm_weight"]
+        )
+        left, right, rest = rounding(vectors).tensor_split([half, 2 * half], -1)
+        turned.append(torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1))
     ranks = int(wide.number("ulysses_degree"))
-    return {"out_out": by_rank(torch.stack([*found, parts[:, 2]], 2), ranks)}
+    return {"out_out": by_rank(torch.stack([*turned, parts[:, 2]], 2), ranks)}
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -106,11 +99,11 @@ class PreAttention(Op):
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """A quarter of the channels and heads, if heads are a multiple of 8, so that two ranks can share them."""
-        at = self.form(definition).axes(definition)
-        sizes = {at[one]: definition.const_axes.get(at[one], 0) for one in "nwd"}
-        heads = sizes[at["w"]] // (KINDS * sizes[at["d"]])
+        axis = self.letters(definition)
+        sizes = {axis[letter]: definition.const_axes.get(axis[letter], 0) for letter in "nwd"}
+        heads = sizes[axis["w"]] // (KINDS * sizes[axis["d"]])
         fits = heads % 8 == 0 and sizes.keys().isdisjoint(fixed)
-        return {at[one]: sizes[at[one]] // 4 for one in "nw"} if fits else {}
+        return {axis[letter]: sizes[axis[letter]] // 4 for letter in "nw"} if fits else {}
 
 
 PRE_ATTENTION = PreAttention(
@@ -156,8 +149,8 @@ PRE_ATTENTION = PreAttention(
         Mutant("weights by head, then kind", mixed=True),
         Mutant("sums in bfloat16", precision="bfloat16"),
         altered("rows of the next token's table", "adaln_index", change=lambda rows: rows.roll(1)),
-        altered("norm's weight dropped", "x_norm_weight", change=ones),
-        altered("queries' norm for keys", "k_norm_weight", change=ones),
+        altered("norm's weight dropped", "x_norm_weight", change=blockscaled.ones),
+        altered("queries' norm for keys", "k_norm_weight", change=blockscaled.ones),
         altered("positions ignored", "rope_positions", change=lambda rows: torch.arange(len(rows))),
         altered("eps x 100", "eps", change=lambda eps: eps * 100),
     ),
@@ -169,7 +162,7 @@ PRE_ATTENTION = PreAttention(
 
 def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
     """The op that packs queries, keys and values by rank as codes, with all scales of a rank in tiles."""
-    given = "q[m h d] k[m h d] v[m h d] out_global_scale[o]? out_q[u m a c z]? out_sf[u s]?"
+    inputs = f"q[m h d] k[m h d] v[m h d] out_global_scale[o]? out_q[u m a c {elements}]? out_sf[u s]?"
 
     def read(wide: Wide, order: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
         shape = wide.definition.outputs["out_q_out"].shape or ("",)
@@ -178,10 +171,10 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
         rows = by_rank(parts if order is silu else order(parts), wide.definition.const_axes[shape[0]])
         return rows, 1.0 if factor is None else factor, None
 
-    return coded(
+    return blockscaled.coded(
         "minimax_h3_qkv_quantize_pack",
         scheme,
-        {f"{given.replace('z]', f'{elements}]')} -> out_q_out[u m a c {elements}] out_sf_out[u s]": read},
+        {f"{inputs} -> out_q_out[u m a c {elements}] out_sf_out[u s]": read},
         scales_layout=lambda scales: swizzle(scales.flatten(1, 3)),
         shared={},
         sizes={
@@ -191,8 +184,12 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
         },
         independent_rows=False,
         coupled=True,
-        draws={"out_global_scale": between(200.0, 400.0)},
-        lossless=lambda _: {**dict.fromkeys("qkv", exact_rows), "out_global_scale": 64.0, "out_q": 0.0},
+        draws={"out_global_scale": blockscaled.between(200.0, 400.0)},
+        lossless=lambda _: {
+            **dict.fromkeys("qkv", blockscaled.exact_rows),
+            "out_global_scale": 64.0,
+            "out_q": 0.0,
+        },
         unread=dict.fromkeys(("out_q", "out_sf"), "it is written over") | dict.fromkeys(absent, "it is not given"),
         absent=absent,
         exact_on_gpu=lambda _: False,
@@ -205,8 +202,8 @@ PACK = packed(
     "z",
     family="minimax",
     mutants=(
-        *CODER_MUTANTS,
-        *OF_TENSORS,
+        *blockscaled.MUTANTS,
+        *blockscaled.OF_TENSORS,
         Mutant("scales row by row", linear=True),
         Mutant("values first", act=lambda parts: parts.flip(2)),
         Mutant("heads of the next rank", act=lambda parts: parts.roll(1, 1)),

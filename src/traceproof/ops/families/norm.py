@@ -17,11 +17,11 @@ from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
 from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
-from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, quantiser, silu
+from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, quantiser
 from traceproof.ops.far import Far
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, FP8_MAX
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, has, same
-from traceproof.ops.gates import sigmoid
+from traceproof.ops.gates import sigmoid, silu
 from traceproof.ops.lossless import BALANCED, Exactly, balanced, full
 from traceproof.ops.op import ADVERSARIAL, Op
 from traceproof.stacks.sglang import publish

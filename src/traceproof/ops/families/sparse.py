@@ -12,13 +12,13 @@ from traceproof.models.drafts import Extraction, call_of, compared_with, draft
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import formats
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, scalar, tensor
-from traceproof.ops.attention import attention
-from traceproof.ops.attention_inputs import PageTable, Planned, Visible, starts, tiny
+from traceproof.ops.attention import Span, attention
+from traceproof.ops.attention_inputs import PageTable, Planned, tiny
 from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import IndexSet
-from traceproof.ops.families.attention import SDPA, against_latent, by_sdpa, workspace
+from traceproof.ops.families.attention import LATENT_SIZES, SDPA, by_sdpa, differs, workspace
 from traceproof.ops.families.blockscaled import ANY_BYTES, of_codes
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.lossless import full, one_hot
@@ -358,9 +358,9 @@ class Listed(Attention):
             if case.params["holes"]:
                 places = draw.permutation(f"holes {token}", count, out_of=topk).sort().values
             indices[token, places] = rows[chosen].to(torch.int32)
-        read = indices[indices >= 0].to(torch.int64)
-        visible = Visible(read, starts(lengths)[:-1], lengths, lengths, 1)
-        data = self._data(definition, case, draw, visible)
+        lists = [row[row >= 0].to(torch.int64) for row in indices]
+        spans = tuple(Span(token, token + 1, rows, causal=False) for token, rows in enumerate(lists))
+        data = self._data(definition, case, draw, spans)
         return ordered(definition, {**data, "sparse_indices": indices})
 
 
@@ -524,7 +524,7 @@ def _sparse_call(module: ModelModule, _: Reading) -> KernelCall | None:
 
 def _sparse_differs(call: KernelCall, evidence: Evidence) -> str | None:
     named = {module.facts["topk"] for module in evidence.of("indexer")}
-    wrong = against_latent(call, evidence)
+    wrong = differs(LATENT_SIZES, call, evidence)
     if wrong is None and call["topk"] not in named:
         return f"topk: SGLang {call['topk']}, transformers {sorted(named)}"
     return wrong

@@ -14,23 +14,14 @@ from traceproof.dataset.constants import Rule
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.lazy import torch
+from traceproof.ops import attention as calls
 from traceproof.ops.adapter import SM75, Api, Outputs, dim
-from traceproof.ops.attention import (
-    BLOCKED,
-    KV_ENDS,
-    MSA_BLOCK,
-    QUERIES,
-    Spans,
-    attention,
-    one_of,
-    operands_of,
-    value_width,
-)
+from traceproof.ops.attention import BLOCKED, KV_ENDS, MSA_BLOCK, QUERIES, Spans, attention, one_of, operands_of
 from traceproof.ops.attention_inputs import Planned
 from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.base import Given, Tensors, Values, tensor
 from traceproof.ops.cases import Case
-from traceproof.ops.families.attention import SOFTMAX, by_softmax
+from traceproof.ops.families.attention import SOFTMAX, by_sdpa_alone, by_softmax
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, unpack, unswizzle
 from traceproof.ops.formula import Formula, Mutant, Wide, altered, has
 from traceproof.ops.op import FAR
@@ -47,37 +38,34 @@ def peaks(
     largest: Callable[[torch.Tensor], torch.Tensor] = lambda part: part.amax(-1),
     spans: Callable[[Spans], Spans] = tuple,
     interleaved: bool = False,
-    lay: Callable[..., torch.Tensor] = unswizzle,
+    scales_of: Callable[[torch.Tensor, int, int], torch.Tensor] = unswizzle,
 ) -> Tensors:
     """`max_score` [heads, tiles, queries] of unscaled products; -inf where a query sees no key of a tile.
 
-    Codes are in nvfp4, with swizzled scales. Mutants change all keywords, e.g. `lay`, the layout of scales.
+    Codes are in nvfp4, with swizzled scales. Mutants change all keywords, e.g. `scales_of`, how scales are read.
     """
-    values, factor = wide.values, 1.0
+    values, factor = dict(wide.values), 1.0
     for name in ("q", "k"):
         if f"{name}_fp4" in wide:
-            codes, scales = wide.given(f"{name}_fp4"), wide.given(f"{name}_scale")
-            rows, count = math.prod(codes.shape[:2]), codes.shape[2] * 2 // FP4_BLOCK
-            scale = E4M3.decode(lay(scales, rows, count)).reshape(*codes.shape[:2], count)
-            decoded = E2M1.decode(unpack(codes)) * scale.repeat_interleave(FP4_BLOCK, -1)
-            values = {**values, name: decoded}
+            numbers = E2M1.decode(unpack(wide.given(f"{name}_fp4")))
+            tokens, heads, blocks = (*numbers.shape[:2], numbers.shape[2] // FP4_BLOCK)
+            scale = E4M3.decode(scales_of(wide.given(f"{name}_scale"), tokens * heads, blocks))
+            values[name] = numbers * scale.view(tokens, heads, blocks).repeat_interleave(FP4_BLOCK, -1)
             factor *= wide.number(f"{name}_global_scale")
-    given = operands_of(wide.definition, values)
-    heads = torch.arange(given.q.shape[1], device=given.q.device)
-    heads = heads % given.k.shape[1] if interleaved else heads // (len(heads) // given.k.shape[1])
-    longest = max((len(span.rows) for span in given.spans), default=0)
-    shape = (given.q.shape[1], -(-longest // MSA_BLOCK), len(given.q))
-    found = torch.full(shape, -math.inf, dtype=wide.dtype, device=given.q.device)
-    for span in spans(given.spans):
-        queries, keys = given.q[span.start : span.stop].to(wide.dtype), given.k[span.rows].to(wide.dtype)
-        logits = torch.einsum("nhd,lhd->hnl", queries, keys[:, heads]) * factor
-        place = torch.arange(len(queries), device=keys.device)[:, None] + len(keys) - len(queries)
-        if span.causal:
-            hidden = torch.arange(len(keys), device=keys.device) > place
-            logits = logits.masked_fill(hidden, -math.inf)
+    operands = operands_of(wide.definition, values)
+    heads, kv_heads = operands.q.shape[1], operands.k.shape[1]
+    head = torch.arange(heads, device=operands.q.device)
+    key_head = head % kv_heads if interleaved else head // (heads // kv_heads)
+    longest = max((len(span.rows) for span in operands.spans), default=0)
+    shape = (heads, -(-longest // MSA_BLOCK), len(operands.q))
+    scores = torch.full(shape, -math.inf, dtype=wide.dtype, device=operands.q.device)
+    for span in spans(operands.spans):
+        queries, keys = operands.q[span.start : span.stop].to(wide.dtype), operands.k[span.rows].to(wide.dtype)
+        logits = torch.einsum("nhd,lhd->hnl", queries, keys[:, key_head]) * factor
+        logits = logits.masked_fill(~calls.visible(span, span.start, span.stop), -math.inf)
         for at, part in enumerate(torch.split(logits, tile, -1)[: shape[1]] if len(keys) else ()):
-            found[:, at, span.start : span.stop] = largest(part)
-    return {"max_score": found}
+            scores[:, at, span.start : span.stop] = largest(part)
+    return {"max_score": scores}
 
 
 class Peaks(Attention):
@@ -101,7 +89,11 @@ MSA_PROXY = Peaks(
     unusual={**FAR, "nan": QUERIES[:2]},
     lossless=lambda _: {},
     mutants=(
-        *(one for one in MUTANTS if one.name in {"wrong head map", "no causal mask", "causal mask off by one"}),
+        *(
+            mutant
+            for mutant in MUTANTS
+            if mutant.name in {"wrong head map", "no causal mask", "causal mask off by one"}
+        ),
         Mutant("tiles of 64", applies=lambda wide: one_of(KV_ENDS, wide.values).diff().max() > 64, tile=64),
         Mutant("the mean in place of the largest", largest=lambda part: part.clamp_min(-1e4).mean(-1)),
         Mutant("the largest magnitude", largest=lambda part: part.clamp_min(-1e4).abs().amax(-1)),
@@ -113,7 +105,7 @@ MSA_PROXY = Peaks(
         Mutant(
             "scales in rows",
             applies=has("q_scale"),
-            lay=lambda scales, rows, count: scales[: rows * count].view(rows, count),
+            scales_of=lambda scales, rows, count: scales[: rows * count].view(rows, count),
         ),
         altered("another factor of all queries", "q_global_scale", change=lambda scale: scale * 1.02),
     ),
@@ -185,7 +177,7 @@ def for_cudnn(inputs: Given) -> dict[str, Any]:
         **scratch(inputs),
         "max_token_per_sequence": longest(inputs, "actual_seq_lens_q"),
         "max_sequence_kv": longest(inputs, "actual_seq_lens_kv"),
-        **{f"actual_seq_lens_{one}": inputs[f"actual_seq_lens_{one}"].view(-1, 1, 1, 1) for one in ("q", "kv")},
+        **{name: inputs[name].view(-1, 1, 1, 1) for name in ("actual_seq_lens_q", "actual_seq_lens_kv")},
         "batch_offsets_q": torch.nn.functional.pad(inputs["actual_seq_lens_q"].cumsum(0), (1, 0)).int(),
         "batch_offsets_units": "tokens",
         "causal": bool(inputs.get("causal")),
@@ -209,7 +201,7 @@ def for_packed(inputs: Given) -> dict[str, Any]:
 
 FLAT = "cu_seqlens_q cu_seqlens_k [causal] -> max_score"
 PROXY: Any = {
-    "accepts": lambda definition: value_width(definition) == (64 if "q_fp4" in definition.inputs else 128),
+    "accepts": lambda definition: calls.value_width(definition) == (64 if "q_fp4" in definition.inputs else 128),
     "sm": ((12, 0), (12, 9)),
 }
 
@@ -219,16 +211,21 @@ def for_proxy(inputs: Given) -> dict[str, Any]:
     return {"causal": bool(inputs.get("causal", True))}
 
 
+def for_lists(inputs: Given) -> dict[str, Any]:
+    """For lists of blocks: whether there is a causal mask; there is none by default."""
+    return {"causal": bool(inputs.get("causal"))}
+
+
 def pattern(definition: Definition, inputs: Given) -> dict[str, Any]:
-    """Arguments of FlashInfer's block-sparse calls: block sizes, bits as uint32, whether key heads share a pattern.
+    """Arguments of block-sparse calls: block sizes, bits as uint32, and whether key heads share one pattern.
 
     Patterns have a head axis of 1 or of all key heads, after the batch's; keys [batch keys heads channels].
     """
-    found: dict[str, Any] = {name: definition.const_axes.get(name) for name in ("q_block_size", "kv_block_size")}
-    words = ("exact_block_bits", "kv_valid_bits")
-    found |= {name: inputs[name].view(torch.uint32) for name in words if inputs.get(name) is not None}
-    heads = one_of(BLOCKED, inputs).shape[1]
-    return {**found, "share_pattern_across_kv_heads": heads == 1 and one_of(QUERIES, inputs).shape[2] > 1}
+    sizes = {name: definition.const_axes.get(name) for name in ("q_block_size", "kv_block_size")}
+    words = [name for name in ("exact_block_bits", "kv_valid_bits") if inputs.get(name) is not None]
+    bits = {name: inputs[name].view(torch.uint32) for name in words}
+    one_pattern = one_of(BLOCKED, inputs).shape[1] == 1 and one_of(QUERIES, inputs).shape[2] > 1
+    return {**sizes, **bits, "share_pattern_across_kv_heads": one_pattern}
 
 
 BLOCKS, PAGED_BLOCKS = (
@@ -246,31 +243,18 @@ WHOLE = f"q k v [block_indptr] [block_indices] [exact_block_bits] [k_summary] [v
 @BLOCK_SPARSE.truth("flashinfer", "block_sparse_attention", BLOCKS, serves=WHOLE, rows=None, sm=SM100)
 def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Block-sparse attention over pages, or, with lists or bits of blocks, over keys in one piece."""
-    [attend], paged = api.values(), "block_tables" in inputs
-    names = [
-        "q",
-        "sm_scale",
-        *(("block_tables", "seq_lens_kv") if paged else ("k", "v", "k_summary", "v_summary")),
-    ]
-    lists = ["block_indptr", "block_indices"]
-    given = {name: inputs[name] for name in [*names, *lists * paged] if inputs.get(name) is not None}
-    if paged:
+    [attend] = api.values()
+    lists = {name: inputs.get(name) for name in ("block_indptr", "block_indices")}
+    if "block_tables" in inputs:
+        names = ["q", "sm_scale", "block_tables", "seq_lens_kv"]
         cache, most = (inputs["k_cache"], inputs["v_cache"]), longest(inputs, "seq_lens_kv")
-        return {
-            "output": attend(**given, paged_kv_cache=cache, max_seq_len_kv=most, **pattern(definition, inputs))
-        }
-    form = "bsr" if "block_indptr" in inputs else "bitmask"
-    given |= {name: inputs.get(name) for name in lists}
-    return {
-        "output": attend(
-            **given, sparse_format=form, use_proxy_routes="k_summary" in inputs, **pattern(definition, inputs)
-        )
-    }
-
-
-def for_lists(inputs: Given) -> dict[str, Any]:
-    """For lists of blocks: whether there is a causal mask; there is none by default."""
-    return {"causal": bool(inputs.get("causal"))}
+        form: dict[str, Any] = {"paged_kv_cache": cache, "max_seq_len_kv": most}
+    else:
+        names = ["q", "sm_scale", "k", "v", "k_summary", "v_summary"]
+        kind = "bsr" if "block_indptr" in inputs else "bitmask"
+        form = {"sparse_format": kind, "use_proxy_routes": "k_summary" in inputs}
+    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+    return {"output": attend(**given, **lists, **form, **pattern(definition, inputs))}
 
 
 XQA.called(
@@ -342,9 +326,9 @@ class Single(Attention):
 
         Where one key has half the weight, unfused attention in 16 bits loses more of a gradient than is allowed.
         """
-        for name, lengths, asked, more in super().planned_of(definition, sizes, seed):
+        for name, kv_lens, q_lens, more in super().planned_of(definition, sizes, seed):
             plain = {} if name.startswith("adversarial") else {"pattern": "plain"}
-            yield name, lengths, asked, plain | dict(more)
+            yield name, kv_lens, q_lens, plain | dict(more)
         yield "adversarial-prompt", [65], 65, {}
         yield "adversarial-lean", [223], 11, {}
 
@@ -365,7 +349,7 @@ ALONE: Any = {
     "coupled": True,
     "mutants": (
         *MUTANTS,
-        altered("mask not looked at", "custom_mask", change=lambda one: torch.ones_like(one)),
+        altered("mask not looked at", "custom_mask", change=lambda mask: torch.ones_like(mask)),
         altered("mask of the query before", "custom_mask", change=lambda mask: mask.roll(1, 0)),
         altered("ALiBi dropped", "alibi_slopes", change=lambda slopes: slopes * 0),
         altered("slopes of the next head", "alibi_slopes", change=lambda slopes: slopes.roll(1)),
@@ -397,8 +381,7 @@ BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] [custom_mask] -> output
 SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] [custom_mask] [alibi_slopes] -> output"
 PREFILL = "flashinfer.prefill:single_prefill_with_kv_cache"
 DECODE = "flashinfer.decode:single_decode_with_kv_cache"
-SDPA = "torch.nn.functional:scaled_dot_product_attention"
-BY_SDPA: Any = {"serves": BARE, "rows": None}
+SDPA = ("functional.scaled_dot_product_attention", "attention")
 
 
 @SINGLE_PREFILL.truth("flashinfer", "prefill.single_prefill_with_kv_cache", PREFILL, serves=BENT, sm=SM75)
@@ -413,20 +396,6 @@ def _flashinfer_alone(api: Api, definition: Definition, inputs: Given) -> Output
     return {"output": attention(inputs["q"], inputs["k"], inputs["v"], **given)}
 
 
-@SINGLE_PREFILL.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
-@SINGLE_DECODE.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
-def _pytorch_alone(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """SDPA of one request; the query of a decode [heads, channels] is taken as one token."""
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    queries = q.reshape(-1, *q.shape[-2:])
-    mask = None
-    if definition.constants.get("causal"):
-        place = torch.arange(len(queries), device=q.device)[:, None] + len(k) - len(queries)
-        mask = torch.arange(len(k), device=q.device)[None] <= place
-    heads = (one.transpose(0, 1).unsqueeze(0) for one in (queries, k, v))
-    scale = inputs.get("sm_scale")
-    found = api[SDPA](*heads, scale=None if scale is None else float(scale), enable_gqa=True, attn_mask=mask)
-    return {"output": found.squeeze(0).transpose(0, 1).reshape(*q.shape[:-1], v.shape[-1])}
-
-
+SINGLE_PREFILL.truth("torch", *SDPA, serves=BARE, rows=None)(by_sdpa_alone)
+SINGLE_DECODE.truth("torch", *SDPA, serves=BARE, rows=None)(by_sdpa_alone)
 SINGLE_PREFILL.truth("torch", "softmax", SOFTMAX, serves=SUNK, rows=None)(by_softmax)
