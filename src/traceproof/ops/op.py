@@ -257,8 +257,9 @@ class Op:
 
     def form(self, definition: Definition) -> Form:
         """The first form that fits a definition. Raises Unsupported, with the reason, if none does."""
-        if self.matched is not None and self.matched[0] is definition:
-            return self.matched[1]
+        matched = self.matched  # read once: another thread may replace it
+        if matched is not None and matched[0] is definition:
+            return matched[1]
         forms = self.forms_of(definition)
         fitting = next((form for form in forms if form.misfit(definition) is None), None)
         if fitting is None:
