@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -131,6 +132,27 @@ def test_what_the_reference_alone_states_is_said(changes: dict[str, Any], alone:
 )
 def test_sources_that_disagree_are_both_named(changes: dict[str, Any], conflict: str) -> None:
     assert norm(**changes).constants.conflicts == (conflict,)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "found"),
+    [
+        ("gelu_tanh", "gate * torch.sigmoid(1.5957691 * (gate + 0.044715 * gate**3))", ()),
+        ("silu", "0.5 * gate * (1 + torch.tanh(gate / 2))", ()),
+        ("gelu_tanh", "gate * torch.sigmoid(gate)", ("silu",)),
+    ],
+)
+def test_what_several_activations_are_made_of_states_none(name: str, change: str, found: tuple[str, ...]) -> None:
+    right = ops.load("activation", f"{name}_and_mul_d96")
+    text = re.sub(
+        r"\((?:torch\.nn\.functional\.gelu.*\)|gate \* torch\.sigmoid\(gate\)) \* up",
+        f"({change} * up",
+        right.reference,
+    )
+    assert change in text
+    conflicts = right.model_copy(update={"reference": text}).constants.conflicts
+    assert len(conflicts) == len(found)
+    assert all(one in conflict for one, conflict in zip(found, conflicts, strict=True))
 
 
 DS_MOE = "moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h512_i256"

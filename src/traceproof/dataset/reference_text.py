@@ -13,6 +13,7 @@ from traceproof.files import parsed
 
 MODULES = frozenset({"torch", "F"})  # modules whose functions work on an argument
 PACKED_SHIFT = 16  # by which an expert's index is taken out of an int32 that also holds its weight
+CUBIC = 0.044715  # in gelu_tanh alone
 # PyTorch functions by which a reference computes its activation; gelu by tanh is a keyword.
 ACTIVATIONS = {"silu": "silu", "sigmoid": "silu", "gelu": "gelu", "erf": "gelu", "tanh": "gelu_tanh"}
 HALVES, NEIGHBOURS = "halves", "interleaved"  # channels paired by a rotary embedding: NeoX, GPT-J
@@ -92,9 +93,15 @@ def added_to_weight(reference: str) -> float:
 @cache
 def activation(reference: str) -> str | None:
     """Its activation: `silu`, `gelu` (by the error function) or `gelu_tanh`; None: none or several."""
-    found = set()
-    for node in ast.walk(parsed(reference)):
+    found, nodes = set(), list(ast.walk(parsed(reference)))
+    cubic = any(isinstance(node, ast.Constant) and node.value == CUBIC for node in nodes)
+    for node in nodes:
         if not isinstance(node, ast.Call) or (name := _called(node)) not in ACTIVATIONS:
+            continue
+        # Of a product either is a part of several activations: gelu_tanh has sigmoid(2 y), silu has tanh(x / 2).
+        product = isinstance(node.args[0] if node.args else getattr(node.func, "value", None), ast.BinOp)
+        if name in {"sigmoid", "tanh"} and (cubic or product):
+            found |= {"gelu_tanh"} if cubic else set()
             continue
         by_tanh = any(one.arg == "approximate" and _literal(one.value) == "tanh" for one in node.keywords)
         found.add("gelu_tanh" if by_tanh else ACTIVATIONS[name])

@@ -62,7 +62,8 @@ class Op:
     them. A subclass does what the arguments can not: lengths of sequences, inputs that depend on others.
     """
 
-    sizes_in_numbers: Collection[str] = ()  # scalar inputs that fit tensors' sizes: hidden cases keep them
+    # scalar inputs that fit tensors' sizes, or that cases of their own change: hidden cases keep them
+    sizes_in_numbers: Collection[str] = ()
     names: Mapping[str, str] = NOTHING  # declared name -> the definition's name, where they differ
 
     def __init__(  # noqa: PLR0913 - one op, spelled out

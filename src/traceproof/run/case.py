@@ -97,12 +97,14 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
 
 
 def other(value: Value) -> Value:
-    """Another value for a scalar: about half, with more bits than bfloat16 has; tensors, flags, 0 and 1 stay."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
+    """Another value: not a flag; about half a number, in more bits than bfloat16 has; tensors, 0 and 1 stay."""
+    if isinstance(value, bool):
+        return not value
     if isinstance(value, int):
         return value // 2 if value > 1 else value
-    return value * HALF if abs(value) > HARDLY else 0.25
+    if isinstance(value, float):
+        return value * HALF if abs(value) > HARDLY else 0.25
+    return value
 
 
 def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:

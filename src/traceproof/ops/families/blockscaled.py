@@ -689,6 +689,7 @@ def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FB
         Form(f"gated_input[m w] rowwise colwise grad_output[m k]? -> {outputs}", by_rows_and_columns),
         **SHARED | {"scalars": {"rowwise": rows, "colwise": columns}, "draws": {}},
         unread=dict.fromkeys(("rowwise", "colwise"), "the outputs' shapes say it"),
+        sizes_in_numbers=("rowwise", "colwise"),
         sizes={"m": lambda at: -(-at["m"] // 128) * 128, "s": lambda at: at["m"] * at["o"] // MX_BLOCK},
         gates=dict.fromkeys(("row_output", "col_output"), GATES[E4M3])
         | dict.fromkeys(("row_scales", "col_scales"), GATES[E8M0]),

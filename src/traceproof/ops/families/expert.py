@@ -1481,7 +1481,7 @@ FINALISED: dict[str, Any] = {
         "route_weights": "expert_weights",
         "permuted_idx": "expanded_idx_to_permuted_idx",
     },
-    "scalars": {"eps": 1e-5, "gain_center": 1.0, "weight_before_norm": 1, "workspace": 0},
+    "scalars": {"eps": 1e-5, "gain_center": 1.0, "weight_before_norm": True, "workspace": 0},
     "sizes": {"r": (24, 9, 17)},
     "adversarial_inputs": ("routed_rows",),
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},

@@ -364,6 +364,7 @@ GDN = GatedDeltaRule(
     ),
     # Tokens get no NaN and nothing large: a prefill chunk's products multiply tokens that come later by zero.
     unusual={**dict.fromkeys(("nan", "large"), STATES), "small": (*STATES, "v")},
+    sizes_in_numbers=FLAGS,
     mutants=(
         *OF_RULES,
         Mutant("no softplus", growth=lambda x: x.clamp_min(0)),

@@ -388,6 +388,7 @@ MAMBA_SSD_COMBINED = Combined(
         "final_states": Close(6.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
     },
     unusual=dict.fromkeys(("nan", "large"), ("initial_states",)),
+    sizes_in_numbers=("dt_softplus", "return_final_states"),
     mutants=(
         *OF_GATES,
         altered("initial states ignored", "initial_states", change=lambda states: states * 0),

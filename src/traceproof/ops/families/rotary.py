@@ -228,7 +228,7 @@ ANGLED = Op(
     Form(f"q[n a d] k[n b e] indptr[i] offsets[s] {ANGLES} -> {ROTATED}", rotate),
     independent_rows=False,
     sizes={"s": (1, 3, 2), "i": lambda sizes: sizes["s"] + 1},
-    scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": 32, "interleave": 0},
+    scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": 32, "interleave": False},
     draws={"q": heads_drawn, "k": heads_drawn, **dict.fromkeys(("pos_ids", "indptr", "offsets"), offsets_drawn)},
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     unusual={"nan": ("q", "k"), "large": ("q", "k"), "small": ("q", "k")},
@@ -284,7 +284,7 @@ def rotated_codes(
 DRAWS = {"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": cos_sin_drawn, "positions": positions_drawn}
 QUANTISED: dict[str, Any] = {
     "synonyms": {"q": "q_rope", "k": "k_rope", "positions": "pos_ids"},
-    "scalars": {"is_neox": 1, "quant_scale_q": 0.75, "quant_scale_kv": 1.5},
+    "scalars": {"is_neox": True, "quant_scale_q": 0.75, "quant_scale_kv": 1.5},
     "draws": DRAWS,
     "exact_on_gpu": lambda _: False,
     "independent_rows": False,
@@ -336,7 +336,8 @@ ROPE_FLAT = Rope(
     Form("positions[n] q[n w] k[n x] head_size cos_sin_cache[p r] is_neox? -> q_out[n w] k_out[n x]", rotate),
     synonyms={"q": "query", "k": "key", "q_out": "query_out", "k_out": "key_out"},
     sizes={"p": lambda at: at["p"]},  # set by the cases
-    scalars={"is_neox": 1},
+    scalars={"is_neox": True},
+    sizes_in_numbers=("head_size",),
     **PLAIN,
 )
 ROPE = Rope(
