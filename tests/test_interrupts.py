@@ -259,3 +259,15 @@ def test_a_job_ends_as_its_work_and_logs(tmp_path: Path, work: str, code: int, s
         [sys.executable, "-c", JOB.format(work=work), str(log)], check=False, text=True, capture_output=True
     )
     assert (done.returncode, done.stderr, log.read_text()) == (code, said, logged)
+
+
+def test_a_job_tells_of_a_path_that_can_not_be_used_and_logs_where(tmp_path: Path) -> None:
+    log, missing = tmp_path / "job.log", tmp_path / "missing"
+    work = f"Path({str(missing)!r}).read_text()"
+    done = subprocess.run(
+        [sys.executable, "-c", JOB.format(work=work), str(log)], check=False, text=True, capture_output=True
+    )
+    assert done.returncode == UNFINISHED
+    assert done.stderr.startswith(f"{missing}: no such file or directory\nGive a path")
+    assert log.read_text().startswith("Traceback")
+    assert log.read_text().endswith(done.stderr)

@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read."""
+"""The one exception that a user is meant to read, and how others become it."""
 
 from collections.abc import Sequence
 
@@ -23,3 +23,15 @@ class TraceproofError(Exception):
         if self.todo:
             lines.append(self.todo)
         return "\n".join(printable(redacted(line)) for line in lines)
+
+
+def readable(error: Exception) -> TraceproofError | None:
+    """An error as users read it: itself, or the one of a path that can not be used. None: it is a fault of ours."""
+    if isinstance(error, TraceproofError):
+        return error
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    where = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    reason = (error.strerror or "it can not be used").lower()
+    todo = "Give a path that exists, is of the right kind, and that this user may read and write."
+    return TraceproofError(f"{where}: {reason}", todo=todo)

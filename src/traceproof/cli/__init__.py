@@ -9,7 +9,7 @@ from importlib import import_module
 
 import typer
 
-from traceproof.errors import TraceproofError
+from traceproof.errors import readable
 from traceproof.run.entry import INTERRUPTED
 
 BAD_USE = 2
@@ -79,16 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if leaving.code == INTERRUPTED:
             sys.stderr.write(STOPPED)
         raise
-    except TraceproofError as error:
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(BAD_USE) from None
-    except OSError as error:  # about a file or folder that was named, or that a command needs
-        if error.filename is None:
+    except Exception as error:
+        message = readable(error)
+        if message is None:
             raise
-        where = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-        reason = (error.strerror or "it can not be used").lower()
-        todo = "Give a path that exists, is of the right kind, and that this user may read and write."
-        sys.stderr.write(f"{where}: {reason}\n{todo}\n")
+        sys.stderr.write(f"{message}\n")
         raise SystemExit(BAD_USE) from None
     finally:
         gc.freeze()  # else Python collects garbage among all modules' objects at exit, for half a second

@@ -16,7 +16,7 @@ from typing import Any, TextIO, get_origin
 
 from pydantic import validate_call
 
-from traceproof.errors import TraceproofError
+from traceproof.errors import readable
 from traceproof.programs import telling
 from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl
 
@@ -65,19 +65,18 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
     """Run a rule's work; stderr, and a traceback if there is one, also go into `log`.
 
     An interrupt, or the end of the Snakemake run, ends it within seconds and without a traceback. Raises
-    SystemExit: FINDINGS where `main` returns True, UNFINISHED on a TraceproofError, which is shown as text.
+    SystemExit: FINDINGS where `main` returns True, UNFINISHED on an error that is `readable`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     terminal = sys.stderr
-    file: TextIO
+    file: TextIO = io.StringIO()
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         file = log.open("w", encoding="utf-8", buffering=1)
     except OSError as error:  # what makes it unwritable will stop the work, too, if it matters
         sys.stderr.write(f"{log} can not be written ({error.strerror}); going on without it\n")
-        file = io.StringIO()
     sys.stderr = Tee(terminal, file)
     try:
         with TELLING:
@@ -89,13 +88,14 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
             raise SystemExit(FINDINGS)  # noqa: TRY301 - the one way out
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # a thread may wait for a case that takes minutes; its worker ends with this process
-    except TraceproofError as error:
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(UNFINISHED) from None
-    except Exception:
+    except Exception as error:
+        message = readable(error)
         with contextlib.suppress(OSError):
-            traceback.print_exc(file=file)
-        raise  # Python shows it on the terminal
+            file.write("" if message is error else traceback.format_exc())
+        if message is None:
+            raise  # Python shows it on the terminal
+        sys.stderr.write(f"{message}\n")
+        raise SystemExit(UNFINISHED) from None
     finally:
         sys.stderr = terminal
         with contextlib.suppress(OSError):  # a full disk
