@@ -96,10 +96,7 @@ def simulated(name: str, device: str) -> bool:
 
 
 def blocked(name: str, definition: Definition, device: str, *, installed: bool = True) -> Unavailable | None:
-    """Why a ground truth can not run a definition on a device, as far as is known without its package; or None.
-
-    `installed`: whether it has an environment here.
-    """
+    """Why a ground truth can not run a definition on a device, as far as is known without its package; or None."""
     adapter = lookup.serving(name, definition)
     if adapter is None:
         return Unavailable(Skip.NO_ADAPTER, f"{name} has no adapter for this form of {definition.op_type}")
