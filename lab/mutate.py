@@ -169,9 +169,7 @@ class Trial:
                 self._loaded(widened(source)) as mutant,
                 self._loaded(widened(self.definition.reference)) as original,
             ):
-                return all(
-                    same_function(outputs_of(mutant, subject), outputs_of(original, subject)) for subject in wide
-                )
+                return all(same_function(outputs_of(mutant, one), outputs_of(original, one)) for one in wide)
         except CallError as error:
             if error.reply.status in WIDENED:
                 return False

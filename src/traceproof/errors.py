@@ -26,7 +26,7 @@ class TraceproofError(Exception):
 
 
 def readable(error: Exception) -> TraceproofError | None:
-    """An error as users read it: itself, or the one of a path that can not be used. None: it is a fault of ours."""
+    """An error as users read it: itself, or that of a path that can not be used. None: it is a fault of ours."""
     if isinstance(error, TraceproofError):
         return error
     if not isinstance(error, OSError) or error.filename is None:

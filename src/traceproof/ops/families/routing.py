@@ -147,7 +147,7 @@ def routing_of(definition: Definition) -> Routing:
 
 
 def _by_logits(definition: Definition, inputs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """Method and sizes of a choice by logits, as `Routing` takes them. Raises Unsupported if numbers are lacking."""
+    """Method and sizes of a choice by logits, as `Routing` takes them. Raises Unsupported if one is lacking."""
     constants = (definition.constants.get(name) for name in ("top_k", "n_group", "topk_group"))
     top_k, groups, top_groups = (value if isinstance(value, int) else None for value in constants)
     if top_k is None:
