@@ -439,8 +439,10 @@ class Op:
         """Values that hidden cases put into inputs (`run.case.put_unusual`), each with the inputs' names."""
         kinds = self.comparisons(definition).values()
         numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds)
-        exact = any(isinstance(kind, Exact) for kind in kinds)  # NaN may have other bits
+        exact = [kind for kind in kinds if isinstance(kind, Exact)]  # NaN may have other bits
         usual = FAR if exact or self.row_axis(definition) is None else UNUSUAL
+        if self.row_axis(definition) is None and any(kind.order for kind in exact):
+            usual = {"large": ()}  # beside the whole tensor's scale all codes of small rows are 0
         declared = (usual if numeric else {}) if self.unusual_inputs is None else self.unusual_inputs
         floats = floats_of(definition)
         inputs = {
