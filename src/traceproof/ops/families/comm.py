@@ -222,7 +222,7 @@ ALL_GATHER_CODES = coded(
     unread={"workspace": "a buffer"},
     sizes={"p": lambda at: at["h"] // 2, "g": lambda at: at["h"] // FP4_BLOCK},
     draws={"global_scale": between(200.0, 400.0)},
-    unusual={"large": ()},
+    unusual={"large": ("shard", "weight")},
     exact_on_gpu=lambda _: False,
     mutants=(
         *CODER_MUTANTS,

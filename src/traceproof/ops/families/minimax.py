@@ -140,7 +140,7 @@ PRE_ATTENTION = PreAttention(
         **dict.fromkeys(("workspace", "out"), 0.0),
     },
     exact_on_gpu=lambda _: False,
-    unusual={**FAR, "nan": ("x",)},
+    unusual=dict.fromkeys(("nan", *FAR), ("x",)),
     mutants=(
         Mutant("shift dropped", shifted=0.0),
         Mutant("scale without its one", offset=0.0),
