@@ -29,7 +29,7 @@ from traceproof.models.drafts import Draft, Extraction, Facts, call_of, compared
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, scalar
 from traceproof.ops.base import Tensors, Unsupported, Value, Values
-from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, boundaries
+from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Comparison, Exact, Quantised
 from traceproof.ops.families import routing
 from traceproof.ops.families.blockscaled import ANY_BYTES, between, ones
@@ -1486,7 +1486,7 @@ FINALISED: dict[str, Any] = {
     "adversarial_inputs": ("routed_rows",),
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     "draws": {"permuted_idx": some_rows, "route_weights": between(0.05, 0.55)},
-    "unusual": FAR,
+    "unusual": {**FAR, SEEN: ()},
     "lossless": exact_rows,
     "mutants": (
         Mutant("eps x 10", eps_by=10.0),

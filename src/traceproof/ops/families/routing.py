@@ -17,7 +17,7 @@ from traceproof.models.drafts import Draft, Extraction, Facts, call_of, compared
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
-from traceproof.ops.cases import OTHER_SCALARS
+from traceproof.ops.cases import OTHER_SCALARS, SEEN
 from traceproof.ops.compare import Exact
 from traceproof.ops.families.blockscaled import below
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, altered, has, same
@@ -894,7 +894,7 @@ HASHED = Op(
     adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     adversarial_inputs=("router_logits",),
     unread=dict.fromkeys(("num_fused_shared_experts", "routed_scaling_factor"), "of shared experts alone"),
-    unusual={"large": ()},
+    unusual={"large": (), SEEN: ()},
     gates={"topk_ids": Exact("a table says which")},
     roundings={"topk_weights": 16.0},
     mutants=(

@@ -18,7 +18,7 @@ from traceproof.models.reading import kernel
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
-from traceproof.ops.cases import STRESS, Case, Further, is_hidden
+from traceproof.ops.cases import SEEN, STRESS, Case, Further, is_hidden
 from traceproof.ops.compare import Comparison, Exact, IndexSet, Samples
 from traceproof.ops.families.sparse import OF_LARGEST, Choose, best, largest
 from traceproof.ops.far import Far
@@ -698,7 +698,7 @@ STEPS = Op(
         "probs": probs_drawn,
     },
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 30.0}},
-    unusual=dict.fromkeys(FAR, ("logits",)),  # which of several NaN is the largest is not defined
+    unusual={**dict.fromkeys(FAR, ("logits",)), SEEN: ()},  # which of several NaN is the largest is not defined
     gates={"masked_logits": Exact()},
     mutants=(
         altered("k plus one", "top_k", change=lambda k: k + 1),
