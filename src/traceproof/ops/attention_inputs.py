@@ -312,10 +312,11 @@ def signed(word: int) -> int:
 
 
 def valid_bits(layout: CaseLayout) -> list[list[int]]:
-    """Random bits for valid keys, as words; the first key of each 32 is always valid."""
+    """Random bits for valid keys, as words; the first bit is always set, the highest one in hidden cases alone."""
     host = HostDraw(definition=layout.definition.name, case=f"{layout.case.id} valid", seed=layout.case.seed)
     sequences, words = layout.shape
-    rows = [host.integers(f"{row}", words, low=0, high=1 << 32) for row in range(sequences)]
+    bits = 32 if is_hidden(layout.case.id) else 31
+    rows = [host.integers(f"{row}", words, low=0, high=1 << bits) for row in range(sequences)]
     return [[signed(word) | 1 for word in row] for row in rows]
 
 

@@ -17,7 +17,7 @@ from traceproof.ops.adapter import dim, dtype_of
 from traceproof.ops.attention import Span, Spans, is_causal, is_tabled, listed, one_of, operands_of, page_of
 from traceproof.ops.attention_inputs import STRUCTURE, CaseLayout, PageTable, Planned, drawn, lengths_of, starts
 from traceproof.ops.base import Unsupported, Value, Values, ordered, scalar, specified, tensor
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import Case, is_hidden
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
 from traceproof.ops.formats import FP4_BLOCK, swizzled_size
@@ -597,7 +597,7 @@ class Attention(Op):
         }
         if not windowed(definition):
             sizes["window_left"] = None
-        elif case.params["pattern"] == "equal":
+        elif case.params["pattern"] == "equal" and is_hidden(case.id):
             sizes["window_left"] = 0  # each query's own key, and not "no window"
         if "causal" in case.params:
             sizes |= dict.fromkeys(calls.CAUSAL[:2], int(case.params["causal"]))
