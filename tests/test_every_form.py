@@ -119,6 +119,14 @@ def test_right_ways_pass_with_other_scalars(definition: Definition) -> None:
     assert not distance(subject, variants_of(definition.op_type)[0].make(subject) or {})
 
 
+def test_a_flag_is_turned_in_hidden_cases_and_keeps_its_type() -> None:
+    definition = ops.load("rope", "rope_cos_sin_cache_d32")
+    op, case = registry.get("rope").of_form(definition), next(iter(ops.cases(definition, "small")))
+    several = [replace(case, params={**case.params, **more}) for more in ({}, {OTHER_SCALARS: True})]
+    flags = [make_inputs(op, definition, one, device=CPU)["is_neox"] for one in several]
+    assert [(type(flag), flag) for flag in flags] == [(int, 1), (int, 0)]
+
+
 def test_every_op_type_is_among_them() -> None:
     assert {definition.op_type for definition in FORMS} == set(registry.known())
 

@@ -525,7 +525,7 @@ class Op:
             if callable(stated):
                 stated = stated({letter: sizes[axis] for letter, axis in self.letters(definition).items()})
             number: Value = sizes.get(name, stated)
-            return number
+            return int(number) if isinstance(number, bool) and spec.dtype != "bool" else number
         dtype = dtype_of(spec)
         if name in self.draws:
             drawn = self.draws[name](draw, Wanted(definition, case, name, shape, dtype, self.names))

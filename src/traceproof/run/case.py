@@ -96,10 +96,10 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
     }
 
 
-def other(value: Value) -> Value:
-    """Another value: not a flag; about half a number, in more bits than bfloat16 has; tensors, 0 and 1 stay."""
-    if isinstance(value, bool):
-        return not value
+def other(value: Value, *, flag: bool = False) -> Value:
+    """The other value of a flag; about half a number, in more bits than bfloat16 has; tensors, 0 and 1 stay."""
+    if isinstance(value, int) and (flag or isinstance(value, bool)):
+        return type(value)(not value)
     if isinstance(value, int):
         return value // 2 if value > 1 else value
     if isinstance(value, float):
@@ -205,7 +205,8 @@ def make_inputs(  # noqa: C901 - a branch per kind
         elif UNUSUAL in case.params:
             put_unusual(definition, case, values)
         if OTHER_SCALARS in case.params:
-            values |= {name: other(value) for name, value in values.items() if name not in op.sizes_in_numbers}
+            for name in values.keys() - {*op.sizes_in_numbers}:
+                values[name] = other(values[name], flag=isinstance(op.scalars.get(name), bool))
         return values
     for name, spec in definition.inputs.items():
         described = case.params[DESCRIBED].get(name, RANDOM)
