@@ -114,6 +114,15 @@ def unlike_the_lock(config: Config, *, root: Path) -> dict[str, str]:
     return sentences
 
 
+# Compiles what an import of torch, if there is one, needs: the first command has two processes that import it.
+COMPILE = """
+import importlib.util, sys
+sys.dont_write_bytecode = False
+if importlib.util.find_spec("torch"):
+    import torch
+"""
+
+
 def build(environment: str, stamp: Path, *, root: Path) -> None:
     """Build .venvs/<environment> from envs/<environment>.txt, then write the stamp.
 
@@ -131,8 +140,7 @@ def _install(environment: str, root: Path) -> None:
     python = folder / "bin" / "python"
     if environment in UNHASHED:
         install_cpu(python, pins, environment)
-        # Compiled once here, since the first command starts two processes that import it at the same time.
-        _run([str(python), "-c", "import sys; sys.dont_write_bytecode = False; import torch"], environment)
+        _run([str(python), "-c", COMPILE], environment)
     else:
         # workers write no bytecode, and each would compile what it imports
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
