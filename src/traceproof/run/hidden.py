@@ -84,9 +84,9 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
 def _unusual(  # noqa: PLR0913 - cases of one size and seed
     definition: Definition, op: Op, base: Case, size: int, seed: int, *, alike: bool
 ) -> Iterator[Case]:
-    """Cases of large and small values, NaN and infinities; `alike`: no other number of rows is possible."""
+    """Cases of unusual values, two at least of equal shapes; `alike`: no other number of rows is possible."""
     unusual = op.unusual(definition)
-    again = ("again-0", "again-1") if "large" not in unusual and not alike else ()
+    again = () if alike else ("again-0", "again-1")[: 2 - len({"large", "small"} & unusual.keys())]
     for turn, value in enumerate([*unusual, *again], 4):
         two_values, apart = value in {"nan", "inf"}, op.row_axis(definition) is not None
         fewest = FEW if apart else SEEN_ROWS  # beside fewer than 16 keys PyTorch's attention hides a query's NaN
