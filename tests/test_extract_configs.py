@@ -173,6 +173,8 @@ def test_all_is_every_parallelism_that_fits_the_config() -> None:
     found = parallelisms(mixture, ["8"], ["all"], ())
     assert found == tuple(Parallel(8, ep) for ep in (1, 2, 4, 8))
     assert parallelisms(llama, ["8"], [], (), dp=4) == (Parallel(8, 1, 4),)
+    with pytest.raises(TraceproofError, match="7 does not divide num_attention_heads"):
+        parallelisms(llama, ["7"], ["all"], ())
     assert (str(Parallel(8, 1, 4)), Parallel(8, 1, 4).attention) == ("tp8 ep1 dp4", 2)
     with pytest.raises(TraceproofError, match=r"dp-attention: 3 does not divide tp of \[8\]"):
         parallelisms(llama, ["8"], [], (), dp=3)

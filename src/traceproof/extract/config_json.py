@@ -165,6 +165,8 @@ def parallelisms(
         found = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
         if ALL in ep:
             found = tuple(pair for pair in found if _fits(config, pair))
+            for one in () if found else ranks:  # none fits, which raises the reason
+                check(config, Parallel(one, 1), where="config.json")
         elif unused := [one for one in dict.fromkeys(spread) if one not in {pair.ep for pair in found}]:
             todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
             raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)

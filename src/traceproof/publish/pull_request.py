@@ -14,7 +14,7 @@ from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.records import BASELINE
 from traceproof.dataset.tree import DatasetEntry, DatasetTree, file_text, json_text, read_tree, strict_json, why
 from traceproof.errors import TraceproofError
-from traceproof.files import own_folder, write_json, write_text
+from traceproof.files import disk_errors, own_folder, write_json, write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.programs import without_secrets
 from traceproof.publish import verified
@@ -349,8 +349,9 @@ def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = F
     files = []
     for path, data in sorted(change.files.items()):
         target = folder / "files" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
         files.append({"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     about = {"pull_request": made.slug, "title": made.title, "base": base.revision, "files": files}
     left = {"unchanged": sorted(change.same), "kept": sorted(change.kept), "problems": change.problems}
