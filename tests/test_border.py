@@ -199,8 +199,7 @@ def test_it_costs_its_own_case_and_is_no_pass(name: str, rows: dict[str, Rows]) 
 @pytest.mark.parametrize("name", ["a_good_one", "z_good_one", "a_good_late", "z_good_late"])
 def test_the_others_are_judged_as_ever(name: str, rows: dict[str, Rows]) -> None:
     allowed = {PASS, TIMEOUT} if name.endswith("late") else {PASS}  # a busy machine may need as long as is waited
-    assert rows[name]
-    assert verdicts(rows[name]) <= allowed
+    assert {PASS} <= verdicts(rows[name]) <= allowed
 
 
 @pytest.mark.slow

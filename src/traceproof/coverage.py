@@ -180,7 +180,7 @@ SPACE = Space(
         "initial_state": ("no", "yes"),  # a state that is taken for zero
         "final_state": ("no", "yes"),  # a state that is not written
         "gate": ("no", "yes"),  # the decay computed inside the kernel
-        "beta": ("head", "vector"),  # one step size a head, or one an element
+        "beta": ("head", "vector"),  # one step size per head, or one per element
         "beta_sigmoid": ("raw", "in kernel"),  # a step size that is given, or made of a logit in the kernel
         "safe_gate": ("no", "yes"),  # the bounded decay, which has a path of its own
         "qk_norm": ("no", "yes"),  # normalisation inside the kernel

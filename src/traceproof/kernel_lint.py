@@ -340,9 +340,9 @@ class Kernel:
         second = self._known
         self._known = {
             # Values that are the same object in both stay, since `is` recognises them later.
-            name: one if one is if_false else one.merged(if_false)
+            name: one if one is other else one.merged(other)
             for name in first.keys() | second.keys()
-            for one, if_false in [(first.get(name, NOTHING), second.get(name, NOTHING))]
+            for one, other in [(first.get(name, NOTHING), second.get(name, NOTHING))]
         }
         self._branched[key] = (first, second, dict(self._known))
 

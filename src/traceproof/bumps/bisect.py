@@ -19,6 +19,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import sealed, write_text
 from traceproof.ops import registry
 from traceproof.programs import without_secrets
+from traceproof.reasons import WORST_FIRST
 from traceproof.run.flow import Pipeline
 from traceproof.run.schema import VerdictRow, each_row, for_op_type
 from traceproof.stacks import MAIN, truths_of
@@ -200,4 +201,4 @@ class GroundTruthTrial:
 def worst(rows: Sequence[VerdictRow]) -> str:
     """The worst verdict of some rows; `skip` only if nothing was compared."""
     verdicts = {row.verdict for row in rows}
-    return next((verdict for verdict in ("error", "fail", "pass") if verdict in verdicts), "skip")
+    return str(next((verdict for verdict in WORST_FIRST if verdict in verdicts), "skip"))

@@ -48,7 +48,7 @@ def with_least_overflow(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch
     if not dtype.is_floating_point or dtype == torch.float64:
         return actual
     limits = torch.finfo(dtype)
-    # half of the spacing of the largest numbers beyond them: what rounds to infinity from there on
+    # the largest number and half of the spacing there: from this on, values round to infinity
     least = limits.max + math.ldexp(limits.eps, math.frexp(limits.max)[1] - 2)
     near = torch.isinf(actual) & (oracle.abs() > NEAR_LARGEST * limits.max) & (oracle.abs() <= limits.max)
     return torch.where(near & (actual.sign() == oracle.sign()), least * oracle.sign(), actual)
@@ -154,7 +154,7 @@ class _Gate(Generic[Kind]):
 class _Groups:
     """Sums over groups of P^2, P E and E^2: P is a group's sum of error * expected, E that of expected^2.
 
-    The slope is the sum of P by that of E; these tell how far it varies from group to group.
+    The slope is the sum of P divided by that of E; these tell how far it varies from group to group.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class _Groups:
         return energy * energy / self._squares if self._squares else math.inf
 
     def variance(self, slope: float, energy: float) -> float:
-        """Variance of the slope: the sum of (P - slope * E)^2 over groups, by the total energy squared."""
+        """Variance of the slope: the sum of (P - slope * E)^2 over groups, divided by the total energy squared."""
         spread = self._products - 2 * slope * self._mixed + slope * slope * self._squares
         return max(0.0, spread) / energy**2
 

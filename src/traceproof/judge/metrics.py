@@ -85,7 +85,7 @@ class Figures:
         self.excess = max(self.excess, float(share.max()))
         self._count(share)
         relative = error / e.abs().clamp_min(torch.finfo(torch.float32).tiny)
-        self._max_abs = max(self._max_abs, float(error.max()))
+        self._max_abs = max(self._max_abs, most if all_are_finite else float(error.max()))
         self._max_rel = max(self._max_rel, float(relative.max()))
         self._sum_abs += float(error.sum())
         self._sum_rel += float(relative.sum())

@@ -70,7 +70,8 @@ def exactly(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def inexact(actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Bool mask of elements that are not the exact value rounded once; near a midpoint either neighbour is right.
 
-    Either is right only where float32 can not hold the value, as of quotients and roots (up to eight roundings).
+    Either is right only where float32 can not hold the value: a kernel rounds each step of a quotient or a root,
+    up to eight in all. Whole numbers and their products it holds exactly.
     """
     wrong = actual.to(torch.float64) != exactly(value, actual.dtype)
     if actual.dtype.itemsize < 4 and wrong.any():

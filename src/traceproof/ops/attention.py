@@ -112,7 +112,7 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
                 rows = slice(first - span.start, last - span.start) if span.bias.shape[1] > 1 else slice(None)
                 bias = _by_key_head(span.bias[:, rows].to(compute), kv_heads, ratio)
                 logits = (logits + bias).masked_fill_(torch.isneginf(bias), -math.inf)
-            if span.causal or span.window >= 0:
+            if (span.causal and first + 1 < span.stop) or span.window >= 0:  # the last query sees all keys
                 hidden = ~visible(span, first, last)
                 logits.masked_fill_(hidden.repeat_interleave(ratio, 0), -math.inf)
             top = logits.amax(-1, keepdim=True)

@@ -34,9 +34,10 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
     "outlier": {"outlier": 300.0},
     "offset": {"offset": 5.0},  # rows of positive numbers
 }
-# Values that hidden cases put into inputs, and into which inputs; no names: into all of floating point.
+# Values that hidden cases put into inputs, and into which inputs; no names: into all of floating point, but
+# under SEEN into none.
 UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
-FAR: Mapping[str, Sequence[str]] = {"large": (), "small": ()}  # where NaN has no place
+LARGE_AND_SMALL: Mapping[str, Sequence[str]] = {"large": (), "small": ()}  # where kernels may differ on NaN
 # Kernels may sum in another order than the baseline, or compute exponentials otherwise: hence the factor.
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
 QUERIES = ("q", "q_nope", "q_pe")
@@ -102,7 +103,8 @@ class Op:
         independent_rows: bool = True,  # whether rows (first axis of outputs) do not depend on each other
         coupled: bool = False,  # whether a part of a batch may have other results alone than in the batch
         # what hidden cases put into inputs, where correct kernels agree, and into which inputs; no names: all of
-        # floating point. None: UNUSUAL, or FAR where rows depend on each other, if outputs are judged by numbers
+        # floating point. None: where outputs are judged by numbers, UNUSUAL, or LARGE_AND_SMALL if rows depend on
+        # each other
         unusual: Mapping[str, Sequence[str]] | None = None,
         # the axis that cases of far addresses enlarge, given the axis of the rows, where these are independent
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),
@@ -440,7 +442,7 @@ class Op:
         kinds = self.comparisons(definition).values()
         numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds)
         exact = [kind for kind in kinds if isinstance(kind, Exact)]  # NaN may have other bits
-        usual = FAR if exact or self.row_axis(definition) is None else UNUSUAL
+        usual = LARGE_AND_SMALL if exact or self.row_axis(definition) is None else UNUSUAL
         if self.row_axis(definition) is None and any(kind.order for kind in exact):
             usual = {"large": ()}  # beside the whole tensor's scale all codes of small rows are 0
         declared = (usual if numeric else {}) if self.unusual_inputs is None else self.unusual_inputs

@@ -532,12 +532,13 @@ class DefinitionRun:
 
     def _remembered(self, inputs: Values, outputs: Tensors, old_inputs: Values, old_outputs: Tensors) -> bool:
         """Whether every output has the bits of the call before, though its inputs were different."""
-        same = bool(outputs) and all(self.same(value, old_outputs.get(name)) for name, value in outputs.items())
-        flats = [value.reshape(-1) for value in outputs.values()] if same else []
+        if not outputs or not all(self.same(value, old_outputs.get(name)) for name, value in outputs.items()):
+            return False
+        flats = [value.reshape(-1) for value in outputs.values()]
         uniform = all(same_bits(flat[1:], flat[:-1]) for flat in flats)
         if uniform and (isinstance(self.op, GenericOp) or all(flat.double().isnan().all() for flat in flats)):
             return False  # nothing says that different inputs have different answers here; one NaN stands for all
-        return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(old_inputs))
+        return self.op.tells_apart(self.definition, on_host(inputs), on_host(old_inputs))
 
     def _called(
         self,

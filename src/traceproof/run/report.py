@@ -132,14 +132,14 @@ WHY: Mapping[str, str] = {
 }
 NAMED = 2  # definitions of an op_type that are named; more are counted
 # Of a definition's rows, the worst; skip only if nothing passed, scaled_down if the scaled-down form passed.
-WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Skip.NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
+OUTCOMES_WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Skip.NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
 
 
 class DefinitionResult(TypedDict):
     """A definition's result, from all its rows."""
 
     op_type: str
-    verdict: str  # one of WORST_FIRST
+    verdict: str  # one of OUTCOMES_WORST_FIRST
     conclusion: str  # a Conclusion's value
     grade: str | None  # how strong its proof is; None: it has none
     wrong: bool  # whether its reference failed
@@ -174,7 +174,7 @@ def concluded(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> Definiti
     conclusions = {_mark(row, finding) for row, finding in noted}
     return DefinitionResult(
         op_type=rows[0].op_type,
-        verdict=str(next(one for one in WORST_FIRST if one in verdicts)),
+        verdict=str(next(one for one in OUTCOMES_WORST_FIRST if one in verdicts)),
         conclusion=str(next((one for one in Conclusion if one in conclusions), Conclusion.NOT_RUN)),
         grade=None if grade is None else str(grade),
         wrong=wrong,

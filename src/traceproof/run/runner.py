@@ -394,8 +394,9 @@ def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     for both in ([tensors.raw_bytes(one) for one in pair] for pair in pairs):
         wide = all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in both)
         one, other = (raw.view(torch.int64) if wide else raw for raw in both)
-        resized = torch.ones((), dtype=torch.bool, device=max(one, other, key=len).device)
-        flags.append((one != other).any() if len(one) == len(other) else resized)
+        device = max(one, other, key=len).device  # the bytes of an empty tensor lie on the CPU
+        resized = len(one) != len(other)
+        flags.append(torch.ones((), dtype=torch.bool, device=device) if resized else (one != other).any())
     return torch.stack(flags).tolist() if flags else []
 
 

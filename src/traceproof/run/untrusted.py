@@ -202,11 +202,9 @@ class CallMemory:
         detached = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
         all_values = dict(detached)
         for name, spec in definition.outputs.items() if layout.destinations else ():
-            dtype, what = (
-                TORCH_DTYPES.get(spec.dtype),
-                f"the definition leaves open what the output {name} holds",
-            )
+            dtype = TORCH_DTYPES.get(spec.dtype)
             if dtype is None:
+                what = f"the definition leaves open what the output {name} holds"
                 raise BorderError(f"{what}: it can not be written to")
             if not spec.optional:  # filled places for outputs that the definition always has
                 shape = definition.shape_of(spec, case.axes) or ()

@@ -191,7 +191,7 @@ class _Reading:
             self._learn(node)
         self._known.clear()  # a name may have been rebound since
 
-    def _learn(self, node: ast.AST) -> None:  # paths that names stand for; bases, parts of paths judged whole
+    def _learn(self, node: ast.AST) -> None:  # paths that names stand for; expressions that are parts of paths
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]

@@ -458,10 +458,10 @@ class SolutionRun:
         """The case with expected values, computed on the GPU if it is large and its indices in range (`safe`)."""
         if self.unknown is not None:
             return replace(subject, oracle=self._shadow(subject))
-        oracle_of = self.op, self.definition, subject.case
-        device = drawing_device(self.definition, subject.case, self.engine.computing) if safe else CPU
-        memory = self.op.memory(self.definition, subject.case)
-        return replace(subject, oracle=self.engine.expected(*oracle_of, lambda: subject.inputs, device, memory))
+        case, memory = subject.case, self.op.memory(self.definition, subject.case)
+        device = drawing_device(self.definition, case, self.engine.computing) if safe else CPU
+        oracle = self.engine.expected(self.op, self.definition, case, lambda: subject.inputs, device, memory)
+        return replace(subject, oracle=oracle)
 
     def _shadow(self, subject: SolvedCase) -> Tensors:
         """The reference in float64, and with sums in another order; {} if it can not be computed."""

@@ -22,7 +22,7 @@ from traceproof.ops.families.layout import logarithms_drawn, merged
 from traceproof.ops.families.norm import NEXT, gated_residual_next, rms_norm
 from traceproof.ops.formats import FP4_BLOCK, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
-from traceproof.ops.op import FAR, Op
+from traceproof.ops.op import LARGE_AND_SMALL, Op
 
 # comm
 
@@ -174,7 +174,7 @@ COMM = Op(
             **WORKSPACE | {"draws": WORKSPACE["draws"] | {"partial_lse": logarithms_drawn}},
             sizes={"c": (3, 1, 8, 2), "w": (8,)},
             adversarial={"near": {"spread": 0.05}, "far": {"spread": 60.0}, "high": {"level": 300.0}},
-            unusual={**FAR, SEEN: ()},  # softmax hides the NaN of a logarithm
+            unusual={**LARGE_AND_SMALL, SEEN: ()},  # softmax hides the NaN of a logarithm
         ),
     ),
 )

@@ -51,7 +51,7 @@ from traceproof.ops.formats import (
 )
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.lossless import BALANCED, SURE, Exactly, balanced, full, one_hot
-from traceproof.ops.op import ADVERSARIAL, FAR, SIZES, Op
+from traceproof.ops.op import ADVERSARIAL, LARGE_AND_SMALL, SIZES, Op
 from traceproof.stacks.sglang import publish
 
 if TYPE_CHECKING:
@@ -1469,9 +1469,7 @@ def exact_rows(definition: Definition) -> Mapping[str, Exactly]:
     """Rows whose RMS is a power of two, if the width is a multiple of 8, else {}; weights of eight bits."""
     if (dim(definition, "norm_weight", 0) or 1) % len(BALANCED):
         return {}
-    weights = next(name for name in ("route_weights", "expert_weights") if name in definition.inputs)
-    rows = next(name for name in ("routed_rows", "gemm2_permuted") if name in definition.inputs)
-    return {rows: balanced, weights: full(0, most=8), "norm_weight": 1.0, "gain_center": 1.0}
+    return {"routed_rows": balanced, "route_weights": full(0, most=8), "norm_weight": 1.0, "gain_center": 1.0}
 
 
 FINALISED: dict[str, Any] = {
@@ -1486,7 +1484,7 @@ FINALISED: dict[str, Any] = {
     "adversarial_inputs": ("routed_rows",),
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     "draws": {"permuted_idx": some_rows, "route_weights": between(0.05, 0.55)},
-    "unusual": {**FAR, SEEN: ()},
+    "unusual": {**LARGE_AND_SMALL, SEEN: ()},
     "lossless": exact_rows,
     "mutants": (
         Mutant("eps x 10", eps_by=10.0),

@@ -15,7 +15,7 @@ from traceproof.ops.formats import swizzle, swizzled_size, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
 from traceproof.ops.gates import silu
 from traceproof.ops.lossless import full, one_hot
-from traceproof.ops.op import FAR, Op
+from traceproof.ops.op import LARGE_AND_SMALL, Op
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -140,7 +140,7 @@ PRE_ATTENTION = PreAttention(
         **dict.fromkeys(("workspace", "out"), 0.0),
     },
     exact_on_gpu=lambda _: False,
-    unusual=dict.fromkeys(("nan", *FAR), ("x",)),
+    unusual=dict.fromkeys(("nan", *LARGE_AND_SMALL), ("x",)),
     mutants=(
         Mutant("shift dropped", shifted=0.0),
         Mutant("scale without its one", offset=0.0),

@@ -23,7 +23,7 @@ from traceproof.ops.compare import Comparison, Exact, IndexSet, Samples
 from traceproof.ops.families.sparse import OF_LARGEST, Choose, best, largest
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered, has
-from traceproof.ops.op import FAR, SIZES, Op, Subject
+from traceproof.ops.op import LARGE_AND_SMALL, SIZES, Op, Subject
 
 # What filters leave of a row.
 
@@ -698,7 +698,10 @@ STEPS = Op(
         "probs": probs_drawn,
     },
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 30.0}},
-    unusual={**dict.fromkeys(FAR, ("logits",)), SEEN: ()},  # which of several NaN is the largest is not defined
+    unusual={
+        **dict.fromkeys(LARGE_AND_SMALL, ("logits",)),
+        SEEN: (),
+    },  # which of several NaN is the largest is not defined
     gates={"masked_logits": Exact()},
     mutants=(
         altered("k plus one", "top_k", change=lambda k: k + 1),
@@ -782,7 +785,7 @@ WINDOWS = Op(
         windows,
     ),
     adversarial={"again": {}, "more": {}},
-    unusual=FAR,
+    unusual=LARGE_AND_SMALL,
     independent_rows=False,
     gates={"indices": IndexSet()},
     mutants=(

@@ -22,7 +22,7 @@ from traceproof.ops.families.attention import LATENT_SIZES, SDPA, by_sdpa, diffe
 from traceproof.ops.families.blockscaled import ANY_BYTES, of_codes
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.lossless import full, one_hot
-from traceproof.ops.op import FAR, Op
+from traceproof.ops.op import LARGE_AND_SMALL, Op
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
 # [page_size, 1, D + 4] int8 without regard to that (DeepGEMM's layout). An index is page * page_size + offset, a
@@ -633,7 +633,7 @@ PAGED_MQA_LOGITS = Op(
     lossless=lambda definition: (
         {"weights": full(0, most=9, signed=False), "q": one_hot_codes} if "q_sf" in definition.inputs else {}
     ),
-    unusual={**FAR, "nan": ("weights",)},
+    unusual={**LARGE_AND_SMALL, "nan": ("weights",)},
     mutants=(
         *SCORING,
         altered("block table reversed", "block_tables", change=lambda table: table.flip(1)),
@@ -724,7 +724,7 @@ MSA_TOPK = Op(
     sizes={"p": (24, 7, 40, 65)},
     independent_rows=False,
     gates={"block_indices": IndexSet()},
-    unusual=FAR,
+    unusual=LARGE_AND_SMALL,
     mutants=(*OF_LARGEST, Mutant("none forced", applies=has("force_end_blocks"), forced=False)),
 )
 MSA_TOPK.called(
@@ -753,7 +753,7 @@ TOPK = TopK(
     draws={"seq_lens": lengths_drawn},
     independent_rows=False,
     gates={"indices": IndexSet()},
-    unusual=FAR,
+    unusual=LARGE_AND_SMALL,
     mutants=OF_LARGEST,
 )
 VARLEN = "flashinfer.topk_varlen:top_k_varlen"

@@ -24,7 +24,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.families.attention import SOFTMAX, by_sdpa_alone, by_softmax
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, unpack, unswizzle
 from traceproof.ops.formula import Formula, Mutant, Wide, altered, has
-from traceproof.ops.op import FAR
+from traceproof.ops.op import LARGE_AND_SMALL
 
 ON_PAGES: Any = {"family": "attention", "coupled": True}
 
@@ -86,7 +86,7 @@ class Peaks(Attention):
 MSA_PROXY = Peaks(
     "msa_proxy",
     gates={},
-    unusual={**FAR, "nan": QUERIES[:2]},
+    unusual={**LARGE_AND_SMALL, "nan": QUERIES[:2]},
     lossless=lambda _: {},
     mutants=(
         *(
