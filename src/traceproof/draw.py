@@ -253,6 +253,14 @@ class Draw:
         keys = self.words(name, count if out_of is None else out_of)
         return torch.argsort(keys, stable=True)[:count]
 
+    def orders(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """int64: the indices of the last axis in a random order, another one in each row of `shape`.
+
+        The sort is stable: of a row's n uniform numbers about n**2 / 2**25 pairs are equal, and without it a GPU
+        orders these as it likes.
+        """
+        return torch.argsort(self.uniform(name, shape), stable=True)
+
 
 def _lower_nan_codes(words: torch.Tensor) -> None:
     """Lower by one, in place, every byte of int64 `words` whose low seven bits are all ones.

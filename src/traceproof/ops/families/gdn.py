@@ -259,7 +259,8 @@ class GatedDeltaRule(delta.Sequences):
         if far.SIZE in params and is_prefill(definition.inputs):
             # some tokens forget the state, and with it all tokens before them
             forgetful = params.get(far.BEFORE, [0])
-            drawn["a"][forgetful] = DECAY / drawn["A_log"].exp() - drawn["dt_bias"]
+            power = (drawn["A_log"] * math.log2(math.e)).floor()  # 2**power is at most exp(A_log)
+            drawn["a"][forgetful] = DECAY * torch.exp2(-power) - drawn["dt_bias"]
         values: Values = {source: None, BUFFER: None, "scale": float(params.get("scale", shapes["k"][-1] ** -0.5))}
         values |= {name: bool(params.get(name, usual)) for name, usual in FLAGS.items()}
         if "use_qk_l2norm" in definition.inputs and values["use_qk_l2norm"]:

@@ -147,7 +147,7 @@ def cache_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
 def slots_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """A distinct slot per token, in no order; every fifth token has none (-1)."""
     pages, size = wanted.shape_of("paged_k_cache")[:2]
-    slots = draw.uniform(wanted.name, (pages * size,)).argsort()[: wanted.shape[0]]
+    slots = draw.orders(wanted.name, (pages * size,))[: wanted.shape[0]]
     slots[2::5] = -1
     return slots.to(wanted.dtype)
 
@@ -192,11 +192,11 @@ class PageAppend(Op):
         starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=1 << 30) % (size * held - tokens + 1)
         if case.params.get("crossing"):
             starts = torch.full_like(starts, size - 1)
-        order = draw.uniform("order", (batch * tokens,)).argsort()  # tokens come in no order
+        order = draw.orders("order", (batch * tokens,))  # tokens come in no order
         layout = {
             "batch_indices": sequence.repeat_interleave(tokens)[order],
             "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1)[order],
-            "kv_indices": draw.uniform("pages", (pool,)).argsort()[: batch * pages],
+            "kv_indices": draw.orders("pages", (pool,))[: batch * pages],
             "kv_indptr": torch.cat([held.new_zeros(1), held[:, 0].cumsum(0)]),
             "kv_last_page_len": ((starts[:, 0] + tokens - 1) % size + 1).clamp_min(1),
         }

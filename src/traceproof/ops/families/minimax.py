@@ -11,6 +11,7 @@ from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.families import blockscaled
 from traceproof.ops.families.blockscaled import MXFP8, NVFP4, Scheme
 from traceproof.ops.families.norm import mean_square
+from traceproof.ops.families.rotary import cos_sin_drawn
 from traceproof.ops.formats import swizzle, swizzled_size, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
 from traceproof.ops.gates import silu
@@ -65,13 +66,10 @@ def pre_attention(
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Random rows of tables, cosines and sines, weights that keep sums near 1, or scales and shifts around 0."""
+    """Random rows of tables, weights that keep sums near 1, or scales and shifts around 0."""
     rows = {"adaln_index": "adaln_scale", "rope_positions": "rope_cos_sin"}.get(wanted.name)
     if rows is not None:
         return draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of(rows)[0]).to(wanted.dtype)
-    if wanted.name == "rope_cos_sin":
-        angle = draw.uniform(wanted.name, (wanted.shape[0], wanted.shape[1] // 2), low=-3.0, high=3.0)
-        return torch.cat([angle.cos(), angle.sin()], -1).to(wanted.dtype)
     scale = wanted.shape[-1] ** -0.5 if wanted.name == "qkv_weight" else 0.25
     return draw.normal(wanted.name, wanted.shape, scale=scale).to(wanted.dtype)
 
@@ -126,9 +124,8 @@ PRE_ATTENTION = PreAttention(
         "s": (17,),
     },
     adversarial_inputs=("x",),
-    draws=dict.fromkeys(
-        ("adaln_index", "adaln_scale", "adaln_shift", "rope_positions", "rope_cos_sin", "qkv_weight"), drawn
-    ),
+    draws=dict.fromkeys(("adaln_index", "adaln_scale", "adaln_shift", "rope_positions", "qkv_weight"), drawn)
+    | {"rope_cos_sin": cos_sin_drawn},
     unread=dict.fromkeys(("workspace", "out"), "it is written over"),
     # Normed values are of equal size, sums have one term: stages are exact in bfloat16, up to the rotation's sum.
     lossless=lambda _: {

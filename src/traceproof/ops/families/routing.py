@@ -788,7 +788,7 @@ def route(
 def ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Logits [tokens, experts] at equal steps in random order, so that every precision has the same k best."""
     rows, experts = wanted.shape
-    order = draw.uniform(wanted.name, (rows, experts)).argsort(-1).argsort(-1).to(torch.float32)
+    order = draw.orders(wanted.name, (rows, experts)).argsort(-1).to(torch.float32)
     step = 2.0 ** -(max(experts - 1, 1).bit_length() - 3)
     row_scale = torch.exp2(-(torch.arange(rows, device=order.device) % 3.0))[:, None]  # unlike the next row's
     logits = (order - experts // 2) * row_scale * (step * float(wanted.params.get("scale", 1.0)))
@@ -803,7 +803,7 @@ def fine_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def sure_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Logits whose best has all the weight; in float32 the best two share it, later pairs are equal in 16 bits."""
-    order = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1).float()
+    order = draw.orders(wanted.name, wanted.shape).argsort(-1).float()
     steps = order // 2 + order * 2.0**-17 if wanted.dtype is torch.float32 else order
     return (steps * (-2 * SURE)).to(wanted.dtype)
 

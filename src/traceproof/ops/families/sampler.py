@@ -673,7 +673,7 @@ def renormalised(wide: Wide, *, sum_one: bool = True) -> Tensors:
 
 def distinct(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw distinct logits; in float32 each has a neighbour so close that 16 bits mostly take them for equal."""
-    rank = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1) - wanted.shape[1] // 2
+    rank = draw.orders(wanted.name, wanted.shape).argsort(-1) - wanted.shape[1] // 2
     close = rank // 2 / 32 + rank % 2 * 2.0**-13
     return (close if wanted.dtype is torch.float32 else rank / 64).to(wanted.dtype)
 
@@ -750,7 +750,7 @@ def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     """Draw starts in a row's first quarter, lengths that end within it, offsets, and pages in any order."""
     name, width = wanted.name, wanted.shape_of("input")[1]
     if name == "src_page_table":
-        return draw.uniform(name, wanted.shape).argsort(-1).to(wanted.dtype)
+        return draw.orders(name, wanted.shape).to(wanted.dtype)
     tables, columns = (0, 0) if "offsets" in wanted.definition.inputs else wanted.shape_of("src_page_table")
     last_page = (width - 1) // wanted.definition.const_axes.get("page_size", 1)
     highest = {
