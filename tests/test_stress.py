@@ -334,6 +334,16 @@ def test_keys_of_one_query_are_as_many() -> None:
     assert all(case.axes["kv_len"] > 20 for case in found if case.id == "hidden-large")
 
 
+def test_query_heads_are_a_multiple_of_key_heads_as_kernels_demand() -> None:
+    definition = ops.load("rope", "rope_with_cos_sin_cache_neox_style_d64_rd32")
+    op, _ = registry.for_definition(definition)
+    [base, *_] = op.cases(definition, sizes=("small",), seed=0)
+    found = [case.axes for number in range(4) for case in hidden_cases(definition, op, base, number)]
+    heads = {(axes["num_qo_heads"], axes["num_kv_heads"]) for axes in found}
+    assert not [(of_q, of_k) for of_q, of_k in heads if of_q % of_k]
+    assert len(heads) > 8
+
+
 def test_the_number_is_drawn_once_for_a_results_folder(tmp_path: Path) -> None:
     drawn = hidden_seed(tmp_path)
     assert hidden_seed(tmp_path) == drawn

@@ -151,6 +151,11 @@ def heads_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return made
 
 
+def key_heads(at: Mapping[str, int]) -> int:
+    """The largest number of key heads `b`, at most what it is, of which the query heads `a` are a multiple."""
+    return next(heads for heads in range(min(at["a"], at["b"]), 0, -1) if at["a"] % heads == 0)
+
+
 def cos_sin_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw rows of cosines, then sines, of any angles; row 0 has the angle 0, as in a real cache.
 
@@ -304,7 +309,7 @@ ROPE_CODES = Rope(
         )
         for b in ("b ", "")
     ),
-    sizes=dict.fromkeys("abpe", ()),
+    sizes={**dict.fromkeys("ape", ()), "b": key_heads},
     **QUANTISED,
 )
 
@@ -359,7 +364,7 @@ ROPE = Rope(
         ),
     ),
     requires=unfit_rotation,
-    sizes={"a": (), "b": (), "p": ()},
+    sizes={"a": (), "b": key_heads, "p": ()},
     **PLAIN,
     mutants=(
         Mutant("rotated the other way", turn=lambda cos, sin: (cos, -sin)),
