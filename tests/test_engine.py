@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -276,20 +277,18 @@ def test_a_full_disk_ends_the_run_and_is_no_verdict(
         engine.rows(planned(dataset, tmp_path / "cases")["alpha"], (REFERENCE,))
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "allowed"),
-    [(TRUTH, "cuda", BUILD), (TRUTH, "cpu", LIMITS.seconds), ("torch", "cuda", LIMITS.seconds)],
-)
-def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, device: str, allowed: float
+@pytest.mark.parametrize(("name", "device"), [(TRUTH, "cuda"), (TRUTH, "cpu"), ("torch", "cuda")])
+def test_a_call_that_compiles_may_take_a_build_s_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, device: str
 ) -> None:
     write(tmp_path / "dataset", GATED)
     write(tmp_path / "dataset", {**rmsnorm("plain"), "op_type": GATED["op_type"]})
     entries = planned(tmp_path / "dataset", tmp_path / "cases")
-    asked: dict[str, set[float | None]] = {}
+    asked: dict[str, list[tuple[bool, float | None]]] = {}  # by definition: (whether there are rows, limit)
 
     def ask(_: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
-        asked.setdefault(item["definition"]["name"], set()).add(seconds)
+        rows = all(item["case"]["axes"].values())
+        asked.setdefault(item["definition"]["name"], []).append((rows, seconds))
         return Reply(status=Status.ERROR)
 
     record = {**STACK, "device_type": "cpu"}
@@ -302,8 +301,18 @@ def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
         monkeypatch.setattr("traceproof.run.engine.drawing_device", lambda *_: torch.device("cpu"))
         made.device = torch.device(device)
         for entry in entries.values():
-            made.rows(entry.model_copy(update={"no_oracle": None}), (name,))
-    assert asked == {GATED["name"]: {allowed}, "plain": {LIMITS.seconds}}
+            first, *later = entry.cases
+            empty = replace(first.case, axes=dict.fromkeys(first.case.axes, 0))
+            cases = [first.model_copy(update={"case": empty}), *later]
+            made.rows(entry.model_copy(update={"no_oracle": None, "cases": cases}), (name,))
+    assert asked.keys() == {GATED["name"], "plain"}
+    for definition, seen in asked.items():
+        (without_rows, of_empty), (with_rows, of_first), *others = seen
+        assert (without_rows, with_rows) == (False, True)
+        compiles = device == "cuda"
+        assert of_empty == of_first == (BUILD if compiles else LIMITS.seconds)
+        always = compiles and name == TRUTH and definition == GATED["name"]  # the function that its tag names
+        assert {seconds for _, seconds in others} == {BUILD if always else LIMITS.seconds}
 
 
 def test_few_inputs_are_drawn_on_the_host() -> None:

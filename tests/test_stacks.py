@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from traceproof.config import Config
+from traceproof.dataset.tree import read_definition
 from traceproof.environments import building as environments
 from traceproof.environments import jit, toolkit
 from traceproof.environments.building import Installation, build, probe, ready, recorded, resolve
@@ -266,6 +267,21 @@ def test_what_hangs_on_one_long_file_starts_first() -> None:
         reverse=True,
     )
     assert [module.generator for module in order] == ["gen_sampling", "gen_prefill", "gen_decode"]
+
+
+def modules_of(path: str) -> list[Module]:
+    """What FlashInfer builds for a test definition on Hopper."""
+    definition = read_definition(Path(__file__).parent / "dataset/definitions" / f"{path}.json").definition
+    return jit.modules_for("flashinfer", definition, jit.HOPPER)
+
+
+def test_kernels_that_take_minutes_are_built_before_their_calls() -> None:
+    [product] = modules_of("gemm_fp8/blockscale_gemm_n256_k384")
+    assert jit.urgency(STACKS["flashinfer"], product) > jit.urgency(STACKS["flashinfer"], Module("gen_sampling"))
+    [packed] = modules_of("trtllm_paged/trtllm_fmha_packed_h3_d32")
+    assert packed.label == "fmha_v2-PACKED_QKV-bfloat16"
+    names = [f"fmha_64_256_S_qkv_32_{kind}output_bf16" for kind in ("", "alibi_", "softmax_skipSoftmax_")]
+    assert [bool(re.search(packed.unused or "", name)) for name in names] == [False, True, True]
 
 
 def built(folder: Path, module: Module, script: str, seconds: float = 300.0) -> str | None:

@@ -273,6 +273,7 @@ class DefinitionRun:
         # Whether two calls gave the same bits; draws that only one of them made do not count.
         self.same = same_draws if any(planned.trials for planned in entry.cases) else same_bits
         self.timeouts: Counter[str] = Counter()
+        self.compiled: set[str] = set()  # implementations that were called with rows
         self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
         self.pairs: Rows = []
         self.held: list[JudgedCase] = []  # cases with a disputed output, whose cause may be recognised
@@ -413,11 +414,13 @@ class DefinitionRun:
         if problem is not None:
             return CaseResult(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
         seconds = self.settings.limits.seconds
-        # On a GPU, the first call of a function named by the definition's tag compiles it.
-        compiles = self.engine.device.type == "cuda" and environment_of(name) == TAGGED
-        if compiles and self.definition.dumped_from.startswith(f"{STACKS[TAGGED].package}."):
+        # On a GPU the first call with rows compiles; any call may of a function that the definition's tag names.
+        compiles = name not in self.compiled or (environment_of(name) == TAGGED and self.definition.dumped_from)
+        if self.engine.device.type == "cuda" and compiles:
             seconds = max(seconds, self.settings.build_seconds)
         reply = self.engine.ask(name, item, seconds)
+        if all(planned.case.axes.values()):
+            self.compiled.add(name)
         if reply.status is not Status.OK:
             return CaseResult.failed(reply)
         if "skip" in reply.value:

@@ -57,6 +57,8 @@ APIS = {
     "gen_sampling": ("flashinfer.jit.sampling:gen_sampling_module",),
     "gen_topk": ("flashinfer.jit.topk:gen_topk_module",),
     "gen_rope": ("flashinfer.jit.rope:gen_rope_module",),
+    "gen_blockscale": ("flashinfer.jit.gemm:gen_fp8_blockscale_gemm_sm90_module",),
+    "gen_fmha_v2": ("flashinfer.jit:gen_fmha_v2_module",),
     "gen_gdn_prefill": ("flashinfer.jit.gdn:gen_gdn_prefill_sm90_module",),
     "gen_mamba_sm90": (f"{SSU}:gen_selective_state_update_sm90_module",),
     "gen_mamba_sm100": (f"{SSU}:gen_selective_state_update_sm100_module",),
@@ -142,7 +144,8 @@ STACK = Stack(
     parameters="traceproof.stacks.flashinfer:parameters",
     toolkit=True,
     needs_nvcc=True,  # its kernels are compiled before a run
-    build_seconds={  # 0.6.13 on an H200
+    build_seconds={  # 0.6.13 on an H200; the first one 0.7.2.post1, beside other builds
+        "gen_blockscale": 370,
         "gen_prefill": 68,
         "gen_prefill_fa2": 68,
         "gen_sampling": 50,
@@ -152,7 +155,7 @@ STACK = Stack(
         "gen_mla": 15,
         "gen_decode": 9,
     },
-    long_files=frozenset({"gen_sampling", "gen_gdn_prefill"}),
+    long_files=frozenset({"gen_blockscale", "gen_sampling", "gen_gdn_prefill"}),
     caches={"FLASHINFER_WORKSPACE_BASE": "", "TVM_FFI_CACHE_DIR": "tvm-ffi", "CUTE_DSL_CACHE_DIR": "cute"},
     variables=("FLASHINFER_",),
 )

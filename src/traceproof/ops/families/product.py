@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
-from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_of
+from traceproof.ops.adapter import Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison, Quantised
@@ -715,6 +715,7 @@ for _served in (f"{names} -> out" for names in TWO_SCALED):
         BLOCKSCALE,
         serves=_served,
         accepts=by_square_blocks,
+        modules=lambda _, __: (Module("gen_blockscale"),),
         sm=((9, 0), (9, 0)),
     )(_flashinfer_blocks)
     GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=_served, rows=None)(_pytorch_blocks)

@@ -15,7 +15,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.ops import attention as calls
-from traceproof.ops.adapter import SM75, Api, Outputs, dim
+from traceproof.ops.adapter import SM75, Api, Module, Outputs, dim
 from traceproof.ops.attention import BLOCKED, KV_ENDS, MSA_BLOCK, QUERIES, Spans, attention, one_of, operands_of
 from traceproof.ops.attention_inputs import Planned
 from traceproof.ops.attention_op import MUTANTS, Attention
@@ -199,6 +199,12 @@ def for_packed(inputs: Given) -> dict[str, Any]:
     return {**scratch(inputs), **sizes, "input_layout": "PACKED_QKV", "seq_lens": lengths}
 
 
+def packed_modules(definition: Definition, _: tuple[int, int]) -> tuple[Module]:
+    """The kernels for packed queries, keys and values, without those for biases, caps and softmax statistics."""
+    unused = r"_(alibi|skipSoftmax|softcapping|softmax)_"
+    return (Module("gen_fmha_v2", ("PACKED_QKV", f"torch.{definition.inputs['qkv'].dtype}"), unused),)
+
+
 FLAT = "cu_seqlens_q cu_seqlens_k [causal] -> max_score"
 PROXY: Any = {
     "accepts": lambda definition: calls.value_width(definition) == (64 if "q_fp4" in definition.inputs else 128),
@@ -295,6 +301,7 @@ TRTLLM_PAGED.called(
     "prefill:trtllm_fmha_v2_prefill",
     "qkv bmm1_scale bmm2_scale cum_seq_lens_q cum_seq_lens_kv -> output",
     accepts=lambda definition: len(definition.inputs["qkv"].shape or ()) == 4,
+    modules=packed_modules,
     sm=((9, 0), (12, 9)),
     more=for_packed,
 )
