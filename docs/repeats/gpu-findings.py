@@ -1,7 +1,7 @@
 """Findings of docs/findings.md that the newest releases show, each in a few lines: `python gpu-findings.py G6 G8 ...`.
 
-Needs torch, a GPU of compute capability 9.0, and FlashInfer (G6, G7, G8, G10, G11, G24, G25; nvcc too), SGLang (G5) or sglang-kernel (G9).
-Each prints what it got and what is right. G25 ends CUDA's context; G7 never returns: it is stopped after 60 seconds.
+Needs torch, a GPU of compute capability 9.0, and FlashInfer (G6, G7, G8, G10, G11, G24, G25, G26; nvcc too), SGLang (G5) or sglang-kernel (G9).
+Each prints what it got and what is right. G24 and G26 compile for four minutes; G25 ends CUDA's context; G7 never returns: it is stopped after 60 seconds.
 """
 
 import signal
@@ -133,5 +133,45 @@ def g25():
             print(f"G25: {width} columns that are not rotated: {str(error).splitlines()[0]} (right: it returns, or refuses)")
 
 
-for name in sys.argv[1:] or ("G5", "G6", "G8", "G9", "G10", "G11", "G24", "G7", "G25"):
+def exponent(x):
+    return torch.where(x == 0, -200.0, (torch.frexp(x)[1] - 1).double())
+
+
+def tensor_core(a, b):
+    """Sums of products of rows a [M, K] and b [N, K], as fp8 tensor cores of SM 9.0 are said to give them.
+
+    32 products are added to the sum so far; each, and the new sum, is cut 13 bits below the largest exponent.
+    """
+    total = torch.zeros(len(a), len(b), dtype=torch.float64)
+    for x, y in zip(a[:, None].split(32, -1), b[None].split(32, -1)):
+        terms = torch.cat([x * y, total[..., None]], -1)
+        largest = torch.cat([exponent(x) + exponent(y), exponent(total)[..., None]], -1).amax(-1)
+        total = (terms / 2.0 ** (largest[..., None] - 13)).trunc().sum(-1) * 2.0 ** (largest - 13)
+        total = (total / 2.0 ** (exponent(total) - 13)).trunc() * 2.0 ** (exponent(total) - 13)
+    return total
+
+
+def g26():
+    from flashinfer.gemm import fp8_blockscale_gemm_sm90
+
+    def product(a, b, rows, blocks):
+        by_blocks_first = rows.t().contiguous()  # see G24
+        given = (one.cuda() for one in (a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), by_blocks_first, blocks))
+        return fp8_blockscale_gemm_sm90(*given).cpu()
+
+    m, n, k = 16, 256, 512
+    a, b = torch.zeros(m, k), torch.zeros(n, k)
+    a[:, :63], b[:, :63] = torch.tensor([2.0**-6] + [1.0] * 31 + [-1.0] * 31), torch.tensor([2.0**-6] + [1.0] * 62)
+    got = product(a, b, torch.ones(m, k // 128), torch.ones(n // 128, k // 128))
+    print(f"G26: a product is {float(got[0, 0]):.3g} (right: {2.0**-12:.3g}, as float32 sums give)")
+    a, b = (torch.randn(rows, k).to(torch.float8_e4m3fn).double() for rows in (m, n))
+    rows, blocks = (torch.rand(count, k // 128) + 0.5 for count in (m, n // 128))
+    got, modelled = product(a, b, rows, blocks), torch.zeros(m, n)
+    for at, (x, y) in enumerate(zip(a.split(128, 1), b.split(128, 1))):
+        scale = rows[:, at, None] * blocks[:, at].repeat_interleave(128)
+        modelled = (modelled.double() + tensor_core(x, y) * scale.double()).float()
+    print(f"G26: {int((got == modelled.bfloat16()).sum())} of {got.numel()} outputs are those of `tensor_core` to the bit")
+
+
+for name in sys.argv[1:] or ("G5", "G6", "G8", "G9", "G10", "G11", "G24", "G26", "G7", "G25"):
     globals()[name.lower()]()
