@@ -199,7 +199,9 @@ def n26():
     x = torch.tensor([6.0, 0.75, 1.75, 3.5] * 4)[None].bfloat16()
     codes, _ = template("nvfp4_quantize").reference(x, torch.tensor([1.0]))
     found = decoded(codes, torch.ones(1, 1), 16)[0, :4].tolist()
-    return f"6, 0.75, 1.75, 3.5 become {found} (right, ties to even: [6.0, 1.0, 2.0, 4.0])"
+    codes, scales = template("nvfp4_quantize").reference(x * 2.0**40, torch.tensor([1.0]))
+    far = f"6 * 2**40 becomes {decoded(codes, scales.float(), 16)[0, 0].item():g} (right: 6 * 448, the largest)"
+    return f"6, 0.75, 1.75, 3.5 become {found} (right, ties to even: [6.0, 1.0, 2.0, 4.0]); {far}"
 
 
 def n27():
