@@ -47,9 +47,9 @@ def install(workflow: Any) -> "LogHandler":  # noqa: ANN401 - Snakemake has no t
     handler = LogHandler(manager.settings, None)
     handler.silent = bool(manager.plugin_handlers or manager.settings.verbose)
     handler.remote = bool(workflow.remote_exec)
-    for other in list(manager.logger.handlers):
-        if other.name == DEFAULT and not handler.silent:
-            manager.logger.removeHandler(other)
+    for former in list(manager.logger.handlers):
+        if former.name == DEFAULT and not handler.silent:
+            manager.logger.removeHandler(former)
     manager.logger.addHandler(handler)
     signal.signal(signal.SIGINT, handler.interrupted)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `snakemake | head` ends with its reader, and its jobs with it

@@ -23,5 +23,5 @@ else:
         from importlib import import_module
 
         module = import_module("traceproof.errors" if name == "TraceproofError" else "traceproof.api")
-        globals().update({one: getattr(module, one) for one in __all__ if hasattr(module, one)})
+        globals().update({public: getattr(module, public) for public in __all__ if hasattr(module, public)})
         return globals()[name]

@@ -256,7 +256,7 @@ class Report:
         message = row.message.partition(";")[0] if row.arbitration is not None else row.message.strip()
         lines += [f"  {line}" for line in message.splitlines()]
         lines += [f"  {place_of(worst, row.against, row.implementation)}" for worst in row.worst]
-        lines += [f"  looks like: {one}" for one in known]
+        lines += [f"  looks like: {bug}" for bug in known]
         lines += [f"  again: {self.repeat.replace('{case}', str(row.case))}"] if self.repeat else []
         return "\n".join(lines)
 
@@ -407,7 +407,7 @@ def _line(function: Function, named: str, of: object, axes: Mapping[str, Axis], 
 
 def _sizes_of(sizes: Sequence[str]) -> tuple[str, ...]:
     """The classes of sizes as a tuple. Raises TraceproofError: one is unknown."""
-    strange = [one for one in ([sizes] if isinstance(sizes, str) else sizes) if one not in ALL_SIZES]
+    strange = [size for size in ([sizes] if isinstance(sizes, str) else sizes) if size not in ALL_SIZES]
     if strange or isinstance(sizes, str):
         raise TraceproofError(f"sizes are out of {', '.join(ALL_SIZES)}, in a sequence", problems=strange)
     return tuple(sizes)
@@ -698,7 +698,7 @@ class IsolatedCases:
     def definition(self) -> Definition:
         """The definition to judge by."""
         others = ("sizes", "seed", "tolerance", "device", "cases", "gradients")
-        return definition(self.of, **{name: one for name, one in self.options.items() if name not in others})
+        return definition(self.of, **{name: value for name, value in self.options.items() if name not in others})
 
     @property
     def unavailable(self) -> Unavailable | None:
@@ -825,14 +825,14 @@ def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
     strange = [str(name) for name in values if name not in names]
     if strange:
         raise TraceproofError(
-            f"{of} has the inputs {', '.join(names)}", problems=[f"there is no {one}" for one in strange]
+            f"{of} has the inputs {', '.join(names)}", problems=[f"there is no {name}" for name in strange]
         )
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _sizes(shapes: Mapping[str, Sequence[str] | None], values: Mapping[str, Any]) -> dict[str, int]:
     """The sizes of axes, from the shapes of tensors. Raises TraceproofError: two of them disagree."""
-    found: dict[str, tuple[int, str]] = {}
+    sizes: dict[str, tuple[int, str]] = {}
     problems = []
     for name, axes in shapes.items():
         value = values.get(name)
@@ -841,12 +841,12 @@ def _sizes(shapes: Mapping[str, Sequence[str] | None], values: Mapping[str, Any]
         if value.dim() != len(axes):
             problems.append(f"{name} has the shape {list(value.shape)}, expected [{', '.join(axes)}]")
         for axis, size in zip(axes, value.shape, strict=False):
-            before, where = found.setdefault(axis, (size, name))
+            before, where = sizes.setdefault(axis, (size, name))
             if before != size:
                 problems.append(f"{axis} is {before} in {where} and {size} in {name}")
     if problems:
         raise TraceproofError("the inputs do not belong together", problems=problems)
-    return {axis: size for axis, (size, _) in found.items()}
+    return {axis: size for axis, (size, _) in sizes.items()}
 
 
 def judge_file(  # noqa: PLR0913 - all but one have defaults
@@ -888,7 +888,7 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     strange = [name for name in demand if name not in PROPERTIES]
     if strange:
         raise TraceproofError(
-            f"properties are {', '.join(PROPERTIES)}", problems=[f"not {one}" for one in strange]
+            f"properties are {', '.join(PROPERTIES)}", problems=[f"not {name}" for name in strange]
         )
     settings = JudgeSettings(
         sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
@@ -909,8 +909,8 @@ def _certificate(  # noqa: PLR0913 - of two callers
 ) -> tuple[Definition, Certificate]:
     """The definition, and the certificate of a solution judged by it."""
     if dataset is None:
-        one = definition(of, dtype=dtype, dataset=None, **axes)
-        target = in_own_dataset(one, one.name if isinstance(of, Definition) else str(of))
+        specification = definition(of, dtype=dtype, dataset=None, **axes)
+        target = in_own_dataset(specification, specification.name if isinstance(of, Definition) else str(of))
     else:
         target = target_of(str(of), Path(dataset))
     repeat = _line(
@@ -918,13 +918,13 @@ def _certificate(  # noqa: PLR0913 - of two callers
         dataset=dataset, hidden_seed=settings.hidden_seed, tolerance=settings.tolerance,
         demand=tuple(name for name in settings.demanded if name not in DEMANDED),
     )  # fmt: skip
-    with target as found:
-        return found.definition, _judge().judged(candidate, found, settings, repeat=repeat)
+    with target as resolved:
+        return resolved.definition, _judge().judged(candidate, resolved, settings, repeat=repeat)
 
 
 @cache
 def _judge() -> Judge:
     """Judge of isolated code, one after the other, until this process ends or has not used it for long."""
-    found = Judge(lasting=False)
-    atexit.register(found.close)
-    return found
+    judge = Judge(lasting=False)
+    atexit.register(judge.close)
+    return judge

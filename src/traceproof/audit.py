@@ -57,11 +57,11 @@ class TestFile:
     @cached_property
     def functions(self) -> dict[str, Function]:
         """Functions of the file and methods of its classes, by name."""
-        found: dict[str, Function] = {}
+        by_name: dict[str, Function] = {}
         for node in self.tree.body:
             inside = node.body if isinstance(node, ast.ClassDef) else [node]
-            found |= {one.name: one for one in inside if isinstance(one, Function)}
-        return found
+            by_name |= {function.name: function for function in inside if isinstance(function, Function)}
+        return by_name
 
     @cached_property
     def tests(self) -> tuple[Function, ...]:
@@ -81,15 +81,15 @@ class TestFile:
 
     def reached(self, function: Function) -> tuple[Function, ...]:
         """The function and those of the file that it calls, directly or not."""
-        found: dict[str, Function] = {}
+        reached: dict[str, Function] = {}
         waiting = [function]
         while waiting:
             node = waiting.pop()
-            if node.name in found:
+            if node.name in reached:
                 continue
-            found[node.name] = node
+            reached[node.name] = node
             waiting += [self.functions[name] for name in called(node) if name in self.functions]
-        return tuple(found.values())
+        return tuple(reached.values())
 
     def subject(self, definitions: Iterable[str]) -> str | None:
         """The definition in the file's name, where words of it may be left out; None: there is none."""
@@ -168,11 +168,11 @@ def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
         names = {name for function in reached for name in called(function)} & file.conftest.functions.keys()
         reached = (
             *reached,
-            *(one for name in names for one in file.conftest.reached(file.conftest.functions[name])),
+            *(helper for name in names for helper in file.conftest.reached(file.conftest.functions[name])),
         )
     helpers = [function for function in reached if function.name not in {"run", test.name}]
     for node in (node for function in helpers for node in _asserts(function)):
-        divides = isinstance(node, ast.Assert) and any(isinstance(one, ast.Mod) for one in ast.walk(node.test))
+        divides = isinstance(node, ast.Assert) and any(isinstance(part, ast.Mod) for part in ast.walk(node.test))
         if not (isinstance(node, ast.Assert) and (divides or _only_shape(node.test))):
             checks.append(node)
     if not checks:
@@ -217,7 +217,7 @@ def _broad_handlers(function: Function) -> list[ast.ExceptHandler]:
 
     def is_broad(kind: ast.expr | None) -> bool:
         kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-        return any(one is None or last_name(one) in BROAD for one in kinds)
+        return any(caught is None or last_name(caught) in BROAD for caught in kinds)
 
     handlers = (node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler))
     return [node for node in handlers if is_broad(node.type)]
@@ -233,18 +233,18 @@ def _tells(handler: ast.ExceptHandler) -> bool:
 def _silent_return(file: TestFile, test: Function) -> Iterator[Finding]:
     """A test that returns if there is no GPU, or by a name set from its capability: `if major < 9`."""
     capability = {
-        one.id
+        part.id
         for node in _own_nodes(test)
         if isinstance(node, ast.Assign) and "cuda" in (text := ast.unparse(node.value)) and "capab" in text
         for target in node.targets
-        for one in ast.walk(target)
-        if isinstance(one, ast.Name)
+        for part in ast.walk(target)
+        if isinstance(part, ast.Name)
     }
     for node in _own_nodes(test):
         if not (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)):
             continue
         text = ast.unparse(node.test)
-        tested = {one.id for one in ast.walk(node.test) if isinstance(one, ast.Name)}
+        tested = {part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)}
         on_cpu = re.search(r"device\w*(\.type)? == ['\"]cpu['\"]", text)
         if "cuda.is_available" in text or on_cpu or tested & capability:
             yield file.finding(node, "TA105", f"{test.name} returns if {text}")
@@ -257,7 +257,7 @@ def _shape_only(file: TestFile, test: Function) -> Iterator[Finding]:
     tests = [node.test for node in asserts if isinstance(node, ast.Assert)]
     compared = {name for function in reached for name in called(function)} & COMPARING
     if tests and len(tests) == len(asserts) and not compared and all(map(_only_shape, tests)):
-        texts = "; ".join(sorted({ast.unparse(one) for one in tests}))
+        texts = "; ".join(sorted({ast.unparse(condition) for condition in tests}))
         yield file.finding(test, "TA106", f"{test.name} asserts {texts}")
 
 
@@ -311,9 +311,9 @@ def _origin(value: ast.expr, assigns: list[ast.Assign]) -> str:
     for name in {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}:
         for node in assigns:
             if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
-                found = _origin(node.value, [])
-                if found:
-                    return found
+                origin = _origin(node.value, [])
+                if origin:
+                    return origin
     return ""
 
 
@@ -353,17 +353,17 @@ def check_subject(file: TestFile, definitions: Mapping[str, Definition]) -> Iter
         yield file.finding(copy, "TA201", f"{copy.name}() is a copy of {subject}'s reference")
 
 
-def _difference(one: Function, other: Function) -> str:
+def _difference(copy: Function, reference: Function) -> str:
     """The first difference between two functions, except docstrings, annotations and assertions; "": none."""
 
     def short(text: str) -> str:
         line = text.splitlines()[0]
         return line if len(line) <= 70 else line[:67] + "..."
 
-    ours, theirs = ([arg.arg for arg in f.args.args] for f in (one, other))
+    ours, theirs = ([arg.arg for arg in f.args.args] for f in (copy, reference))
     if ours != theirs:
         return f"its parameters are ({', '.join(ours)}), the definition's are ({', '.join(theirs)})"
-    for statement, original in zip_longest(_statements(one), _statements(other)):
+    for statement, original in zip_longest(_statements(copy), _statements(reference)):
         if statement is None or original is None:
             where = "definition" if statement is None else "copy"
             return f"only the {where} says `{short(statement or original)}`"
@@ -395,7 +395,7 @@ def audit(folder: Path, dataset: Path) -> LintReport:
     if not paths:
         raise TraceproofError(f"{folder} holds no test_*.py", todo="Give the folder of the tests.")
     definitions = {name: entry.definition for name, entry in read_tree(dataset).definitions.items()}
-    found: set[Finding] = set()
+    findings: set[Finding] = set()
     tests = 0  # number of tests in all files
 
     @cache
@@ -408,8 +408,8 @@ def audit(folder: Path, dataset: Path) -> LintReport:
         try:
             file = TestFile(relative, read_bytes(path, most=LARGEST).decode(), conftest_of(path.parent))
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
-            found.add(Finding("TA000", "", str(error), relative, 1, 1))
+            findings.add(Finding("TA000", "", str(error), relative, 1, 1))
             continue
         tests += len(file.tests)
-        found |= {*check(file), *check_subject(file, definitions)}
-    return reported(found, {"files": len(paths), "tests": tests})
+        findings |= {*check(file), *check_subject(file, definitions)}
+    return reported(findings, {"files": len(paths), "tests": tests})

@@ -89,8 +89,8 @@ class StackSettings(BaseModel):
 
     def get(self, key: Literal["env", "source", "cuda_home"]) -> str | None:
         """The value of a key that not every stack has; None: unset, or no such key."""
-        found: str | None = getattr(self, key, None)
-        return found
+        value: str | None = getattr(self, key, None)
+        return value
 
 
 class StackTable(BaseModel):
@@ -100,8 +100,8 @@ class StackTable(BaseModel):
 
     def __getitem__(self, name: str) -> StackSettings:
         """The settings of the stack with this name."""
-        found: StackSettings = getattr(self, name)
-        return found
+        settings: StackSettings = getattr(self, name)
+        return settings
 
 
 def _settings(stack: Stack) -> type[StackSettings]:
@@ -238,9 +238,9 @@ def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yam
     except ValidationError as error:
         details = error.errors(include_url=False)
         # A list with one wrong name also counts as too short: only the name is reported.
-        inner = {one["loc"][:-1] for one in details}
+        inner = {item["loc"][:-1] for item in details}
         problems += [
-            _explain(dict(one)) for one in details if one["type"] != "too_short" or one["loc"] not in inner
+            _explain(dict(item)) for item in details if item["type"] != "too_short" or item["loc"] not in inner
         ]
     problems += _problems_on_disk(raw, root)
     if config is None or problems:
@@ -364,7 +364,7 @@ def _known_keys(location: list[str]) -> str:
             continue
         annotation = model.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(one for one in options if isinstance(one, type) and issubclass(one, BaseModel))
+        model = next(kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel))
     close = get_close_matches(location[-1], model.model_fields, n=1)
     known = f"known: {', '.join(model.model_fields)}"
     return f"did you mean {close[0]!r}? {known}" if close else known

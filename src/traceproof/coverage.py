@@ -55,8 +55,8 @@ class Coverage:
     def as_json(self) -> dict[str, Any]:
         """The coverage as a JSON object."""
         names = ("covered", "reachable")
-        shares = {one: dict(zip(names, getattr(self, one), strict=True)) for one in ("one_way", "pairs")}
-        gaps = {one: [gap._asdict() for gap in getattr(self, one)] for one in ("gaps", "pair_gaps")}
+        shares = {way: dict(zip(names, getattr(self, way), strict=True)) for way in ("one_way", "pairs")}
+        gaps = {kind: [gap._asdict() for gap in getattr(self, kind)] for kind in ("gaps", "pair_gaps")}
         return {"op_type": self.op_type, "cases": self.cases, **shares, **gaps, "unknown": self.unknown}
 
 
@@ -71,7 +71,7 @@ def cover(space: Space, records: Sequence[Chosen]) -> Coverage:
         # drops pairs of one axis
         cases = [(chosen, smallest(space, chosen)) for chosen in every if len(chosen) == size]
         reached = [Gap(chosen, case) for chosen, case in cases if case is not None]
-        gaps.append(tuple(one for one in reached if frozenset(one.missing.items()) not in covered))
+        gaps.append(tuple(gap for gap in reached if frozenset(gap.missing.items()) not in covered))
         counts.append((len(reached) - len(gaps[-1]), len(reached)))
     unknown = {f"{name}={value}" for record in records for name, value in record.items() - set(known)}
     return Coverage(space.op_type, len(records), counts[0], counts[1], gaps[0], gaps[1], tuple(sorted(unknown)))
@@ -88,7 +88,7 @@ def smallest(space: Space, chosen: Chosen) -> Chosen | None:
     return next((case for case in cases if case is not None), None)
 
 
-def as_text(found: Coverage, *, gaps: int) -> str:
+def as_text(facts: Coverage, *, gaps: int) -> str:
     """A table, then each gap with its smallest case: all single values, the first `gaps` pairs."""
 
     def share(covered: int, reachable: int) -> str:
@@ -98,12 +98,12 @@ def as_text(found: Coverage, *, gaps: int) -> str:
         return ", ".join(f"{name} {value}" for name, value in chosen.items())
 
     head = f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}\n"
-    head += f"{found.op_type:18} {found.cases:6} {share(*found.one_way):>12} {share(*found.pairs):>14}\n"
-    shown = [*found.gaps, *found.pair_gaps[:gaps]]
+    head += f"{facts.op_type:18} {facts.cases:6} {share(*facts.one_way):>12} {share(*facts.pairs):>14}\n"
+    shown = [*facts.gaps, *facts.pair_gaps[:gaps]]
     lines = [f"not exercised: {said(gap.missing)}; smallest case: {said(gap.smallest)}" for gap in shown]
-    lines += [f"and {len(found.pair_gaps) - gaps} more pairs"] if len(found.pair_gaps) > gaps else []
-    lines += [f"{text} is not declared" for text in found.unknown]
-    return head + "".join(f"{found.op_type}: {line}\n" for line in (lines if found.cases else ["no case was run"]))
+    lines += [f"and {len(facts.pair_gaps) - gaps} more pairs"] if len(facts.pair_gaps) > gaps else []
+    lines += [f"{text} is not declared" for text in facts.unknown]
+    return head + "".join(f"{facts.op_type}: {line}\n" for line in (lines if facts.cases else ["no case was run"]))
 
 
 # Linear attention: axes, and how parameters of tests express them.
@@ -236,13 +236,13 @@ class Collector:
 
 def _names(function: object) -> list[str]:
     """Names that a test's code uses, also in functions of its module that it calls."""
-    found: set[str] = set()
+    used: set[str] = set()
     waiting, scope, home = [function], getattr(function, "__globals__", {}), getattr(function, "__module__", None)
     while waiting:
-        names = set(getattr(getattr(waiting.pop(), "__code__", None), "co_names", ())) - found
-        found |= names
+        names = set(getattr(getattr(waiting.pop(), "__code__", None), "co_names", ())) - used
+        used |= names
         waiting += [scope[name] for name in names if getattr(scope.get(name), "__module__", None) == home]
-    return sorted(found)
+    return sorted(used)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def imports_of(content: bytes) -> Iterator[Import]:
                     level = len(name) - len(name.lstrip("."))
                     yield Import(name.lstrip("."), (), level, node.lineno, "imports by name")
             case ast.Assign(targets=[ast.Name(id="pytest_plugins")], value=value):
-                texts = [one.value for one in ast.walk(value) if isinstance(one, ast.Constant)]
+                texts = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
                 yield from (Import(str(text), line=node.lineno, how="loads as a plugin") for text in texts)
     if dynamic and any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in module.body):
         # Attributes created on demand are most often submodules, by a table in any form.
@@ -109,7 +109,7 @@ class Graph:
         self._by_name: dict[str, list[str]] = defaultdict(list)
         for path in sources:
             whole = path.removesuffix(".py").removesuffix("/__init__")
-            for folder in (one for one in parents(path) if not one or one not in self._packages):
+            for folder in (above for above in parents(path) if not above or above not in self._packages):
                 name = whole[len(folder) + 1 :] if folder else whole
                 self._by_name[name.replace("/", ".")].append(path)
         self._contents = tree.read(sources)
@@ -129,17 +129,17 @@ class Graph:
         """Link a file with those that it needs: packages that it is in, imports, and conftest files."""
         self._link_packages(path, path, 0, "lies in the package of")
         try:
-            found = list(imports_of(self._contents[path]))
+            imports = list(imports_of(self._contents[path]))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             self._broken[path] = f"can not be parsed ({type(error).__name__}: {error})"
             self._unknown[path] = Step(path, 0, f"{self._broken[path]}, so it may need", "*")
-            found = []
-        for one in found:
-            if not one.module and not one.level:
-                self._unknown[path] = Step(path, one.line, "imports what is only known at run time, maybe", "*")
-            for target in self._resolve(one, path):
-                self._link(path, target, one.line, one.how)
-                self._link_packages(path, target, one.line, "imports through the package")
+            imports = []
+        for need in imports:
+            if not need.module and not need.level:
+                self._unknown[path] = Step(path, need.line, "imports what is only known at run time, maybe", "*")
+            for target in self._resolve(need, path):
+                self._link(path, target, need.line, need.how)
+                self._link_packages(path, target, need.line, "imports through the package")
         if is_test(path) or path.rpartition("/")[2] == "conftest.py":
             for folder in parents(path):
                 conftest = f"{folder}/conftest.py" if folder else "conftest.py"
@@ -157,19 +157,19 @@ class Graph:
                 return
             self._link(path, f"{folder}/{INIT}" if folder else INIT, line, how)
 
-    def _resolve(self, one: Import, importer: str) -> set[str]:
+    def _resolve(self, need: Import, importer: str) -> set[str]:
         """Files of this tree that an import loads, without those of packages above them."""
-        if one.level:
+        if need.level:
             folder = importer.rpartition("/")[0]
-            for _ in range(one.level - 1):
+            for _ in range(need.level - 1):
                 folder = folder.rpartition("/")[0]
-            base = "/".join(part for part in (folder, one.module.replace(".", "/")) if part)
-            if not one.module and not one.names:  # on demand: anything below the folder
+            base = "/".join(part for part in (folder, need.module.replace(".", "/")) if part)
+            if not need.module and not need.names:  # on demand: anything below the folder
                 return {path for path in self._contents if path.startswith(f"{base}/")}
-            places = [base, *(f"{base}/{name}" if base else name for name in one.names)]
+            places = [base, *(f"{base}/{name}" if base else name for name in need.names)]
             return {path for at in places for path in (f"{at}.py", f"{at}/{INIT}") if path in self._files}
-        targets = {path for name in one.names for path in self._by_name.get(f"{one.module}.{name}", ())}
-        module = one.module
+        targets = {path for name in need.names for path in self._by_name.get(f"{need.module}.{name}", ())}
+        module = need.module
         while module and not (targets or module in self._by_name):
             module = module.rpartition(".")[0]  # the name may be of a module's attribute
         return targets.union(self._by_name.get(module, ()))
@@ -220,8 +220,8 @@ class Graph:
         base = name.rpartition("/")[2].encode()
         stem = re.escape(base.partition(b".")[0])
         wanted = re.compile(rb"\b" + re.escape(base) + rb"\b|[\"'/]" + stem + rb"[\"']")
-        found = ((path, content, wanted.search(content)) for path, content in self._contents.items())
-        return {path: content.count(b"\n", 0, one.start()) + 1 for path, content, one in found if one is not None}
+        hits = ((path, content, wanted.search(content)) for path, content in self._contents.items())
+        return {path: content.count(b"\n", 0, hit.start()) + 1 for path, content, hit in hits if hit is not None}
 
 
 def is_test(path: str) -> bool:

@@ -70,13 +70,13 @@ def code_digest(*parts: str) -> str:
     return digest_json([_content(path) for part in parts for path in _files(SOURCE / part)])
 
 
-def verdict_code(own: Path | None) -> str:
-    """Digest of the code that an op_type's rows depend on: the engine, code that ops share, and `own`.
+def verdict_code(family: Path | None) -> str:
+    """Digest of the code that an op_type's rows depend on: the engine, code that ops share, and `family`.
 
-    `own` is the file that declares the op_type; families that it imports, directly or not, are included.
+    `family` is the file that declares the op_type; families that it imports, directly or not, are included.
     """
     others = set(OPS.glob("families/[a-z]*.py"))
-    waiting = {own}
+    waiting = {family}
     while waiting:
         path = waiting.pop()
         if path in others:
@@ -84,8 +84,8 @@ def verdict_code(own: Path | None) -> str:
             waiting |= {*map(file_of, imported(".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)))}
     shared = (path for path in _files(OPS) if path.suffix == ".py" and path not in others)
     parts = [_content(path) for path in shared]
-    if own is not None and SOURCE not in own.parents:
-        parts.append((own.name, digest_bytes(own.read_bytes())))
+    if family is not None and SOURCE not in family.parents:
+        parts.append((family.name, digest_bytes(family.read_bytes())))
     return digest_json([code_digest(*ENGINE), parts])
 
 

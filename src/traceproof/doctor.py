@@ -114,7 +114,7 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
     """Run all checks at once; importing a stack's packages may take `seconds`."""
     names = [MAIN, *(STACK_OF[truth] for truth in config.truths), *([READER] if config.models else [])]
     look = Look(config, root, seconds, tuple(resolve(config, name) for name in dict.fromkeys(names)))
-    checks = [*CHECKS, *(partial(check_stack, one) for one in look.stacks)]
+    checks = [*CHECKS, *(partial(check_stack, stack) for stack in look.stacks)]
     with ThreadPoolExecutor(max_workers=len(checks)) as threads:
         rows = tuple(threads.map(lambda check: check(look), checks))
     return Diagnosis(
@@ -129,10 +129,10 @@ def proves(config: Config, rows: Mapping[str, CheckRow]) -> str:
     if rows[MAIN].problem:
         return "nothing before the torch stack can be used"
     chosen = list(dict.fromkeys(STACK_OF[truth] for truth in TRUTHS if truth in config.truths))
-    usable = [one for one in chosen if not rows[one].problem and rows[one].found != NEEDS_GPU]
-    against = ["the float64 oracle", *(f"{STACKS[one].label} {rows[one].version}".strip() for one in usable)]
+    usable = [name for name in chosen if not rows[name].problem and rows[name].found != NEEDS_GPU]
+    against = ["the float64 oracle", *(f"{STACKS[name].label} {rows[name].version}".strip() for name in usable)]
     text = f"on the {'GPU' if has_driver() else 'CPU'}, references against {', '.join(against)}"
-    rest = [STACKS[one].label for one in chosen if rows[one].found == NEEDS_GPU]
+    rest = [STACKS[name].label for name in chosen if rows[name].found == NEEDS_GPU]
     return f"{text}; with an NVIDIA GPU {', '.join(rest)} too" if rest else text
 
 
@@ -202,7 +202,7 @@ def check_memory(look: Look) -> CheckRow:
 def check_disk(look: Look) -> CheckRow:
     """Check free space at the results, compared with what is still to be installed."""
     sizes = {name: size for stack in STACKS.values() for name, size in stack.gb.items()}
-    absent = {one.environment for one in look.stacks if one.environment and _unbuilt(one, look.root)}
+    absent = {stack.environment for stack in look.stacks if stack.environment and _unbuilt(stack, look.root)}
     missing = sum(sizes.get(name, GPU_GB) for name in absent)
     results = look.root / look.config.results
     there = next(path for path in (results, *results.parents) if path.is_dir())
@@ -354,12 +354,12 @@ def _build(environment: str, root: Path, *, anew: bool = False) -> str:
 WIDTH, LABEL = 100, 13  # columns per line, and of the label before a line's text
 
 
-def screen(found: Diagnosis) -> str:
+def screen(report: Diagnosis) -> str:
     """The diagnosis as text, problems last."""
-    lines = [f"traceproof {found.traceproof}, Python {found.python}, {found.system}, {found.cores} cores", ""]
-    lines += [line for row in found.checks for line in _wrapped(row.name, row.found)]
-    lines += ["", *_wrapped("can prove", found.proves), ""]
-    wrong = sorted((row for row in found.checks if row.problem), key=lambda row: not row.fatal)
+    lines = [f"traceproof {report.traceproof}, Python {report.python}, {report.system}, {report.cores} cores", ""]
+    lines += [line for row in report.checks for line in _wrapped(row.name, row.found)]
+    lines += ["", *_wrapped("can prove", report.proves), ""]
+    wrong = sorted((row for row in report.checks if row.problem), key=lambda row: not row.fatal)
     for row in wrong:
         lines += _wrapped("missing" if row.fatal else "note", f"{row.name}: {row.problem}")
         lines += [f"{'':{LABEL}}{row.advice}"] if row.advice.startswith("$ ") else _wrapped("", row.advice)

@@ -271,12 +271,12 @@ def _lower_nan_codes(words: torch.Tensor) -> None:
     scratch = torch.empty(step, dtype=torch.int64, device=words.device)
     for start in range(0, len(words), max(step, 1)):
         part = words[start : start + step]
-        found = scratch[: len(part)]
-        torch.bitwise_and(part, 0x7F * EACH_BYTE, out=found)
-        found += EACH_BYTE
-        found >>= 7
-        found &= EACH_BYTE
-        part -= found
+        nan_codes = scratch[: len(part)]
+        torch.bitwise_and(part, 0x7F * EACH_BYTE, out=nan_codes)
+        nan_codes += EACH_BYTE
+        nan_codes >>= 7
+        nan_codes &= EACH_BYTE
+        part -= nan_codes
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
@@ -295,8 +295,8 @@ def fingerprint_each(tensors: Sequence[torch.Tensor]) -> list[str]:
     for index, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)
     for indices in by_device.values():
-        found = torch.stack([_hash_sums(tensors[index]) for index in indices]).tolist()
-        for index, pair in zip(indices, found, strict=True):
+        of_device = torch.stack([_hash_sums(tensors[index]) for index in indices]).tolist()
+        for index, pair in zip(indices, of_device, strict=True):
             sums[index] = pair
     return [_text(tensor, *pair) for tensor, pair in zip(tensors, sums, strict=True)]
 

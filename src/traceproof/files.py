@@ -82,12 +82,12 @@ def sealed(body: str) -> str:
 def read_sealed(path: Path) -> dict[str, Any]:
     """The object in a sealed file. Raises TraceproofError: it is damaged; it is then removed, to be made again."""
     try:
-        found: dict[str, Any] = json.loads(unsealed(path.read_bytes()))
+        value: dict[str, Any] = json.loads(unsealed(path.read_bytes()))
     except (OSError, ValueError) as error:
         path.unlink(missing_ok=True)
         todo = "Run the same command again: what is finished is kept."
         raise TraceproofError(f"{path} can not be read", problems=[str(error)], todo=todo) from error
-    return found
+    return value
 
 
 def unsealed(data: bytes) -> bytes:
@@ -130,8 +130,8 @@ def sweep(root: Path) -> None:
     """Remove folders in `root` whose process has ended."""
     for path in root.glob("*-*"):
         with suppress(OSError):  # its process lives, or another run removes it too
-            own = OWNED.fullmatch(path.name) is not None and path.lstat().st_uid == os.getuid()
-            if not own or path.is_symlink():
+            ours = OWNED.fullmatch(path.name) is not None and path.lstat().st_uid == os.getuid()
+            if not ours or path.is_symlink():
                 continue
             path.chmod(0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -192,12 +192,12 @@ def parse_quietly(source: str | bytes) -> ast.Module:
         return parsed(source)
 
 
-def _expect_plain(found: os.stat_result, most: int) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _expect_plain(status: os.stat_result, most: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device"}
-        kind = kinds.get(stat.S_IFMT(found.st_mode))
+        kind = kinds.get(stat.S_IFMT(status.st_mode))
         raise NotPlainError(f"is {f'a {kind}' if kind else 'something'}, not a file")
-    if found.st_size > most:
+    if status.st_size > most:
         raise NotPlainError(f"is larger than {most // MIB} MiB")
 
 

@@ -147,7 +147,7 @@ def _rulings(
     op, _ = registry.for_definition(definition)
     inputs = make_inputs(op, definition, planned.case, device=CPU)
     considered = inputs.keys() if isinstance(demanded, bool) else demanded
-    names = [one for one in considered if isinstance(value := inputs[one], torch.Tensor) and value.dtype in WIDE]
+    names = [key for key in considered if isinstance(value := inputs[key], torch.Tensor) and value.dtype in WIDE]
     on_device = place(inputs, device)
 
     def error(message: str) -> tuple[str, Ruling]:
@@ -174,7 +174,7 @@ def _rulings(
         yield "inputs", Ruling(Verdict.SKIP, Skip.NO_ORACLE, str(unknown), {})
         return
     try:
-        gradients = {one: None if x is None else plain_tensor(x) for one, x in user.gradients(weights).items()}
+        gradients = {key: None if x is None else plain_tensor(x) for key, x in user.gradients(weights).items()}
     except Exception as raised:  # noqa: BLE001 - likewise, in its backward
         yield error(f"in its backward: {type(raised).__name__}: {raised}")
         return
@@ -222,7 +222,7 @@ def _of_formula(subject: SolvedCase, names: Collection[str], outputs: Collection
             if not weights:
                 raise NoGradientError("the formula has no gradient by these inputs")
             exact = oracle.gradients(weights)
-            norms = [(weights[one] * oracle.outputs[one].detach().nan_to_num()).norm() for one in weights]
+            norms = [(weights[output] * oracle.outputs[output].detach().nan_to_num()).norm() for output in weights]
             computed = []
             for call in naive:
                 low = _Differentiated.from_call(names, inputs, None, call)
@@ -255,10 +255,10 @@ def _expected(
         baseline = exact.to(dtype).double()
         baseline = torch.where((baseline - exact).abs() < least, exact + least, baseline)
         for gradients in formula.computed:  # per element, the baseline is the one with the largest error
-            other = gradients[name]
-            if other is not None:
-                farther = other.isfinite() & ((other - exact).abs() > (baseline - exact).abs())
-                baseline = torch.where(farther, other.double(), baseline)
+            computed = gradients[name]
+            if computed is not None:
+                farther = computed.isfinite() & ((computed - exact).abs() > (baseline - exact).abs())
+                baseline = torch.where(farther, computed.double(), baseline)
         comparison: Comparison = WIDE_GRADIENT if dtype is torch.float32 else NARROW_GRADIENT
         expected[name] = Expected(
             shape=definition.shape_of(spec, subject.case.axes),

@@ -71,16 +71,16 @@ def evaluate(node: ast.expr, known: Known) -> Value:
     """Facts of an expression, from those of the names in it."""
     match node:
         case ast.Name(id=name):
-            found = known.get(name, NOTHING)
-            return replace(found, spans=found.spans | {name}) if found.spans else found
+            value = known.get(name, NOTHING)
+            return replace(value, spans=value.spans | {name}) if value.spans else value
         case ast.BinOp():
             return _binary(node, known)
         case ast.Call():
             return _call(node, known)
         case ast.UnaryOp(operand=inner) | ast.Subscript(value=inner):
             return evaluate(inner, known)
-        case ast.IfExp(body=one, orelse=other):
-            return evaluate(one, known).merged(evaluate(other, known))
+        case ast.IfExp(body=if_true, orelse=if_false):
+            return evaluate(if_true, known).merged(evaluate(if_false, known))
         case _:
             return NOTHING
 
@@ -103,20 +103,20 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
     )
     match node.op:
         case ast.Mult():
-            literals = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
-            small = any(isinstance(one, int) and abs(one) <= SMALL for one in literals)
+            literals = [factor.value for factor in (node.left, node.right) if isinstance(factor, ast.Constant)]
+            small = any(isinstance(factor, int) and abs(factor) <= SMALL for factor in literals)
             level = both.level
             if (both.grid or both.looped) and not both.wide and not small:
                 # A loop counts blocks: times a constant block size it is a position, times a stride an offset.
                 strided = both.looped and (left.runtime or right.runtime)
                 level = PRODUCT if strided else min(level + 1, PRODUCT)
             sides = ((node.left, right), (node.right, left))
-            blocks = frozenset(one.id for one, other in sides if isinstance(one, ast.Name) and other.counts)
+            blocks = frozenset(name.id for name, value in sides if isinstance(name, ast.Name) and value.counts)
             return replace(both, level=level, blocks=blocks, ranges=none)
         case ast.Add() | ast.Sub():
             blocks, spans = left.blocks | right.blocks, both.spans
             if spans:
-                spans |= {text_of(one) for one in addends(node) if not evaluate(one, known).spans}
+                spans |= {text_of(term) for term in addends(node) if not evaluate(term, known).spans}
             return replace(both, blocks=blocks, tail=both.tail | (blocks & both.ranges), spans=spans)
         case ast.FloorDiv() | ast.Mod() | ast.Div():
             spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder is bounded
@@ -164,12 +164,12 @@ def _call(node: ast.Call, known: Known) -> Value:
 
 def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
     """A cast to 64 bits widens, too late for a product; a load by the grid, cast to 32 bits, counts as grid."""
-    kinds = {dotted(one).rpartition(".")[2] for one in [*node.args, *(keyword.value for keyword in node.keywords)]}
+    kinds = {dotted(arg).rpartition(".")[2] for arg in [*node.args, *(keyword.value for keyword in node.keywords)]}
     if kinds & {"int64", "uint64"}:
         late = value.narrow and value.level == PRODUCT
         return replace(value, wide=True, wrapped=value.wrapped or late)
     if kinds & {"int32", "uint32"} and isinstance(inner, ast.Call) and last_name(inner.func) == "load":
-        names = {one.id for one in ast.walk(inner) if isinstance(one, ast.Name)}
+        names = {part.id for part in ast.walk(inner) if isinstance(part, ast.Name)}
         if any(known.get(name, NOTHING).grid for name in names):
             return Value(grid=True, origin=f"the 32-bit index loaded in line {node.lineno}", counts=True)
     return value
@@ -189,21 +189,21 @@ def pointers(function: ast.FunctionDef) -> frozenset[str]:
         elif isinstance(node, ast.Call) and last_name(node.func) in MEMORY and node.args:
             waiting.append(node.args[0])
             waiting += [keyword.value for keyword in node.keywords if keyword.arg in {"base", "pointer"}]
-    found: set[str] = set()
+    bases: set[str] = set()
     while waiting:
         for leaf in addends(waiting.pop()):
-            if isinstance(leaf, ast.Name) and leaf.id not in found and _is_address(leaf.id, function, assigned):
-                found.add(leaf.id)
+            if isinstance(leaf, ast.Name) and leaf.id not in bases and _is_address(leaf.id, function, assigned):
+                bases.add(leaf.id)
                 waiting += assigned.get(leaf.id, [])
-    return frozenset(found)
+    return frozenset(bases)
 
 
 def _bind(target: ast.expr, value: ast.expr, assigned: dict[str, list[ast.expr]]) -> None:
     if isinstance(target, ast.Name):
         assigned.setdefault(target.id, []).append(value)
     elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        for one, other in zip(target.elts, value.elts, strict=False):
-            _bind(one, other, assigned)
+        for name, part in zip(target.elts, value.elts, strict=False):
+            _bind(name, part, assigned)
 
 
 def _is_address(name: str, function: ast.FunctionDef, assigned: dict[str, list[ast.expr]], depth: int = 8) -> bool:
@@ -249,7 +249,7 @@ def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     """Functions that Triton compiles."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            decorators = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
+            decorators = (mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list)
             if JIT & set(map(dotted, decorators)):
                 yield node
 
@@ -270,18 +270,18 @@ class Kernel:
         # names of block sizes by which the file divides a length, rounding up, so the last block may be partial.
         # None: the file launches nothing, so any block may.
         partial: frozenset[str] | None,
-        given: Known = NO_FACTS,  # facts of parameters, if another kernel calls this one
+        argument_facts: Known = NO_FACTS,  # facts of parameters, if another kernel calls this one
     ) -> None:
         self._path = path
         self._function = function
         self._lines = lines
         self._partial = partial
-        self._pointers = pointers(function) - {name for name, value in given.items() if value.grid}
+        self._pointers = pointers(function) - {name for name, value in argument_facts.items() if value.grid}
         self._branched: dict[str, tuple[dict[str, Value], dict[str, Value], dict[str, Value]]] = {}
         sizes = [argument for argument in function.args.args if argument.arg not in self._pointers]
         self._constants = {argument.arg for argument in sizes if _is_constexpr(argument)}
         numbers = (argument.arg for argument in sizes if not _is_constexpr(argument))
-        self._known: dict[str, Value] = {name: Value(runtime=True) for name in numbers} | dict(given)
+        self._known: dict[str, Value] = {name: Value(runtime=True) for name in numbers} | dict(argument_facts)
         # calls of plain names: (name, facts of positional arguments, facts of keyword arguments)
         self.calls: list[tuple[str, list[Value], dict[str, Value]]] = []
         self._found: dict[tuple[int, int, str], Finding] = {}
@@ -340,18 +340,18 @@ class Kernel:
         second = self._known
         self._known = {
             # Values that are the same object in both stay, since `is` recognises them later.
-            name: one if one is other else one.merged(other)
+            name: if_taken if if_taken is if_not else if_taken.merged(if_not)
             for name in first.keys() | second.keys()
-            for one, other in [(first.get(name, NOTHING), second.get(name, NOTHING))]
+            for if_taken, if_not in [(first.get(name, NOTHING), second.get(name, NOTHING))]
         }
         self._branched[key] = (first, second, dict(self._known))
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            found = [(one, self._facts(one, other)) for one, other in zip(target.elts, value.elts, strict=False)]
-            for one, facts in found:  # evaluate all before binding any
-                if isinstance(one, ast.Name):
-                    self._known[one.id] = facts
+            pairs = [(name, self._facts(name, part)) for name, part in zip(target.elts, value.elts, strict=False)]
+            for name, facts in pairs:  # evaluate all before binding any
+                if isinstance(name, ast.Name):
+                    self._known[name.id] = facts
         elif isinstance(target, ast.Name):
             self._known[target.id] = self._facts(target, value)
 
@@ -367,12 +367,12 @@ class Kernel:
         arguments = iterable.args if isinstance(iterable, ast.Call) else []
         values = [evaluate(argument, self._known) for argument in arguments]
         merged, wide = reduce(Value.merged, values, NOTHING), any(value.wide for value in values)
-        found = Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
+        counter = Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
         # Loops with literal or compile-time bounds are short and unrolled.
-        bounds = (name.id for one in arguments for name in ast.walk(one) if isinstance(name, ast.Name))
-        if found.grid or all(name in self._constants for name in bounds):
-            return found
-        return replace(found, looped=True, origin=f"the loop variable in line {iterable.lineno}")
+        bounds = (name.id for bound in arguments for name in ast.walk(bound) if isinstance(name, ast.Name))
+        if counter.grid or all(name in self._constants for name in bounds):
+            return counter
+        return replace(counter, looped=True, origin=f"the loop variable in line {iterable.lineno}")
 
     def _augmented(self, node: ast.AugAssign, target: ast.Name, op: ast.operator, value: ast.expr) -> None:
         """Follow `name += value`; both branches' values of the name, if remembered, are updated too."""
@@ -400,7 +400,7 @@ class Kernel:
                 offsets = [one for one in terms if not (isinstance(one, ast.Name) and one.id in self._pointers)]
                 for addend in offsets if len(offsets) < len(terms) else ():
                     self._addend(addend, addend)
-                inner -= {id(one) for addend in terms for one in ast.walk(addend)}
+                inner -= {id(part) for addend in terms for part in ast.walk(addend)}
             elif isinstance(node, ast.Call):
                 self._access(node)
             elif isinstance(node, ast.Compare):
@@ -417,8 +417,8 @@ class Kernel:
         """Check a call that accesses memory, and record a call of a plain name with its arguments' facts."""
         name = last_name(call.func)
         if isinstance(call.func, ast.Name):
-            keywords = {one.arg: evaluate(one.value, self._known) for one in call.keywords if one.arg}
-            self.calls.append((name, [evaluate(one, self._known) for one in call.args], keywords))
+            keywords = {word.arg: evaluate(word.value, self._known) for word in call.keywords if word.arg}
+            self.calls.append((name, [evaluate(argument, self._known) for argument in call.args], keywords))
         if name == "make_block_ptr":
             self._add(call, "KL102", ast.unparse(call)[:80])
         needed = {"load": 1, "store": 2}.get(name, 0)  # number of arguments before a mask
@@ -432,11 +432,11 @@ class Kernel:
         if not isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
             return
         sides = [node.left, *node.comparators]
-        blocks = [one for one in sides if evaluate(one, self._known).spans]
-        nodes = (inner for one in sides if one not in blocks for inner in ast.walk(one))
+        blocks = [side for side in sides if evaluate(side, self._known).spans]
+        nodes = (inner for side in sides if side not in blocks for inner in ast.walk(side))
         others = {inner.id for inner in nodes if isinstance(inner, ast.Name)}
         if len(blocks) == 1 and not others & self._counting:
-            self._guards.add(frozenset(text_of(one) for one in addends(blocks[0])))
+            self._guards.add(frozenset(text_of(term) for term in addends(blocks[0])))
 
     def _add(self, node: ast.AST, code: str, evidence: str) -> None:
         finding = at(self._path, node, code, f"{self._function.name}: {evidence}", self._lines)
@@ -445,40 +445,40 @@ class Kernel:
 
 def _counting(function: ast.FunctionDef) -> frozenset[str]:
     """Names that are no lengths: block sizes, and loop variables."""
-    found: set[str] = set()
+    excluded: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and last_name(node.func) == "arange":
-            found |= {inner.id for one in node.args for inner in ast.walk(one) if isinstance(inner, ast.Name)}
+            excluded |= {inner.id for arg in node.args for inner in ast.walk(arg) if isinstance(inner, ast.Name)}
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
-    return frozenset(found)
+            excluded.add(node.target.id)
+    return frozenset(excluded)
 
 
 def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> set[Finding]:
     """Findings in every kernel of a file, and in its helpers with the facts of kernels' arguments."""
     partial, compiled = partial_blocks(tree), list(kernels(tree))
     helpers = {function.name: function for function in compiled}
-    found: set[Finding] = set()
+    findings: set[Finding] = set()
     for function in compiled:
         waiting: list[tuple[ast.FunctionDef, Known, int]] = [(function, NO_FACTS, 0)]
         while waiting:
-            one, given, depth = waiting.pop()
-            kernel = Kernel(path, one, lines, partial, given)
-            found |= kernel.findings()
+            callee, facts_of_arguments, depth = waiting.pop()
+            kernel = Kernel(path, callee, lines, partial, facts_of_arguments)
+            findings |= kernel.findings()
             for name, values, keywords in kernel.calls if depth < CALLS else ():
                 if name in helpers and any(value.grid for value in (*values, *keywords.values())):
                     parameters = [argument.arg for argument in helpers[name].args.args]
                     facts = {**dict(zip(parameters, values, strict=False)), **keywords}
                     waiting.append((helpers[name], facts, depth + 1))
-    return found
+    return findings
 
 
 def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
     """Names by which a file divides lengths, rounding up; None: none. Multiples of other blocks do not count."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "cdiv")
-    found = [(_named(call.args[0]), _named(call.args[1])) for call in calls if len(call.args) == 2]
-    blocks = {name for _, by in found for name in by}
-    return frozenset(name for length, by in found if not length & blocks for name in by) or None
+    divisions = [(_named(call.args[0]), _named(call.args[1])) for call in calls if len(call.args) == 2]
+    blocks = {name for _, by in divisions for name in by}
+    return frozenset(name for length, by in divisions if not length & blocks for name in by) or None
 
 
 def _named(expression: ast.expr) -> set[str]:
@@ -502,22 +502,22 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
     base, paths = (root.parent, [root]) if root.is_file() else (root, sorted(root.rglob("*.py")))
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
-    codes, found, count = chosen("KL", select), list[Finding](), 0
+    codes, findings, count = chosen("KL", select), list[Finding](), 0
     for path in paths:
         relative = path.relative_to(base)
         try:
             text = path.read_text(encoding="utf-8")
             tree = parse_quietly(text)
         except (OSError, ValueError, SyntaxError) as error:
-            found.append(Finding("KL000", "", str(error), relative, 1, 1))
+            findings.append(Finding("KL000", "", str(error), relative, 1, 1))
             continue
         lines = text.splitlines()
         count += sum(1 for _ in kernels(tree))
-        found += findings_of(relative, tree, lines)
+        findings += findings_of(relative, tree, lines)
         if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
-            found += _platform(relative, tree, lines)
+            findings += _platform(relative, tree, lines)
     read = {"files": len(paths), "kernels": count}
-    return reported((one for one in found if one.code in codes), read, baseline)
+    return reported((finding for finding in findings if finding.code in codes), read, baseline)
 
 
 def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:

@@ -83,8 +83,8 @@ def choose_gpu() -> None:
 def available_memory() -> int:
     """Bytes of memory that programs can still get on this machine."""
     with Path("/proc/meminfo").open(encoding="ascii") as lines:
-        found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-        return int(next(found, "0")) * 1024
+        sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        return int(next(sizes, "0")) * 1024
 
 
 def memory_for_jobs() -> dict[str, int]:

@@ -34,16 +34,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from traceproof.api import IsolatedCases, cases
 
-    found: list[DrawnCase | IsolatedCases] = []
+    parameters: list[DrawnCase | IsolatedCases] = []
     for mark in reversed(marks):
         options = dict(mark.kwargs)
         if options.pop("isolated", False):
             [of] = mark.args
-            found.append(IsolatedCases(of, options))
+            parameters.append(IsolatedCases(of, options))
         else:
-            found += cases(*mark.args, unavailable=True, **options)
-    ids = [f"{case.definition.name}-{case.id}" for case in found]
-    metafunc.parametrize("case", found, ids=ids, indirect=True)
+            parameters += cases(*mark.args, unavailable=True, **options)
+    ids = [f"{case.definition.name}-{case.id}" for case in parameters]
+    metafunc.parametrize("case", parameters, ids=ids, indirect=True)
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def case(request: pytest.FixtureRequest) -> "DrawnCase | IsolatedCases":
 
     A case that can not be judged here is skipped; the skip begins with its reason, as in `traceproof.reasons`.
     """
-    given: DrawnCase | IsolatedCases | None = getattr(request, "param", None)
-    if given is None:
+    parameter: DrawnCase | IsolatedCases | None = getattr(request, "param", None)
+    if parameter is None:
         raise pytest.UsageError(f"{request.node.nodeid} has no @pytest.mark.{MARK}(...), which gives it cases")
-    why = given.unavailable
+    why = parameter.unavailable
     if why is not None:
         pytest.skip(f"{why.reason}: {why.message}")
     # a copy, whose tensors are freed after the test
-    return replace(given, repeat=f"pytest '{request.node.nodeid}'")
+    return replace(parameter, repeat=f"pytest '{request.node.nodeid}'")

@@ -48,9 +48,9 @@ Place = tuple[str, int, int]  # (operation in the call, runner's number, tactic'
 def backends_of(api: Api, stack: Stack) -> list[str]:
     """The values of `backend` that an adapter's functions and classes take, except `auto`."""
     names: list[str] = []
-    for key, one in api.items():
-        if takes_backend(one):
-            annotation = inspect.signature(one).parameters[BACKEND].annotation
+    for key, function in api.items():
+        if takes_backend(function):
+            annotation = inspect.signature(function).parameters[BACKEND].annotation
             names += stack.backends.get(key, ())
             if isinstance(annotation, str):
                 names += [name for text in LITERAL.findall(annotation) for name in QUOTED.findall(text)]
@@ -59,10 +59,10 @@ def backends_of(api: Api, stack: Stack) -> list[str]:
     return [name for name in dict.fromkeys(names) if name != AUTO]
 
 
-def takes_backend(one: object) -> bool:
-    """Whether `one` is a function or class with a parameter `backend`."""
+def takes_backend(function: object) -> bool:
+    """Whether `function` is a function or class with a parameter `backend`."""
     try:
-        return callable(one) and BACKEND in inspect.signature(one).parameters
+        return callable(function) and BACKEND in inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C, so there is no signature
         return False
 
@@ -70,10 +70,10 @@ def takes_backend(one: object) -> bool:
 def with_backend(api: Api, backend: str) -> Api:
     """The API with `backend` passed to all functions and classes that take one."""
 
-    def chosen(one: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **options: one(*args, **{**options, BACKEND: backend})
+    def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: function(*args, **{**options, BACKEND: backend})
 
-    return {key: chosen(one) if takes_backend(one) else one for key, one in api.items()}
+    return {key: chosen(function) if takes_backend(function) else function for key, function in api.items()}
 
 
 class TunerAnswers:

@@ -25,7 +25,7 @@ def names(text: str) -> frozenset[str]:
 
 def printable(text: str) -> str:
     """`text` on one line with control characters escaped: untrusted text must not steer the terminal."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def plain_text(text: str, most: int = MESSAGE_CHARACTERS) -> str:
@@ -55,7 +55,7 @@ def literal(value: object, *plain: type) -> str:
     if value is None or type(value) in {bool, int, float, *plain}:
         return repr(value)
     if isinstance(value, Mapping):
-        pairs = (f"{literal(key, *plain)}: {literal(one, *plain)}" for key, one in value.items())
+        pairs = (f"{literal(key, *plain)}: {literal(item, *plain)}" for key, item in value.items())
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, tuple | list):
         items = ", ".join(literal(item, *plain) for item in value)
@@ -66,7 +66,7 @@ def literal(value: object, *plain: type) -> str:
 def unquoted(text: str) -> str:
     """`text` escaped for the inside of a string literal or docstring in double quotes."""
     return "".join(
-        one.translate(QUOTED) if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        sign.translate(QUOTED) if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
     )
 
 
@@ -78,7 +78,7 @@ def says_secret(name: str) -> bool:
 
 def redacted(text: str) -> str:
     """`text` without the credentials in its URLs (user, password, secrets of the query) and without hub tokens."""
-    return HUB_TOKEN.sub(HIDDEN, URL.sub(lambda found: _redacted_url(found[0]), text))
+    return HUB_TOKEN.sub(HIDDEN, URL.sub(lambda match: _redacted_url(match[0]), text))
 
 
 def has_credentials(url: str) -> bool:

@@ -157,7 +157,7 @@ class GroundTruthTrial:
             "caches": self.work / "compiled",
             "environments": json.dumps({MAIN: self._main, self.stack: environment}),
             "code": verdict_code(registry.file_of(self.op_type)),
-            "implementations": [one for one in self.truths or truths_of(self.stack) if one in implementations],
+            "implementations": [who for who in self.truths or truths_of(self.stack) if who in implementations],
             "limits": self.flow.limits(),
             "build-seconds": self.flow.config.limits.build_s,
             "tolerance": self.flow.tolerance,

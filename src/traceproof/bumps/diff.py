@@ -67,7 +67,7 @@ class Diff:
 
     def between(self, was: Row | None, row: Row | None) -> str:
         """Text such as `fixed between flashinfer-python 0.6.13 and 0.7.2`, or `broken ...`; "": neither."""
-        old, new = (None if one is None else one["verdict"] for one in (was, row))
+        old, new = (None if side is None else side["verdict"] for side in (was, row))
         how = "fixed" if new == Verdict.PASS and old in BAD else "broken"
         if how == "broken" and not (old == Verdict.PASS and new in BAD):
             return ""
@@ -83,11 +83,11 @@ class Diff:
 
     def as_json(self) -> dict[str, Any]:
         """All changes, as JSON."""
-        found = {
+        changes = {
             name: [{"before": a, "after": b, "between": self.between(a, b)} for a, b in getattr(self, name)]
             for name in TITLES
         }
-        return {"worse": self.worse, **found, "new_apis": self.new_apis, "vanished_apis": self.vanished_apis}
+        return {"worse": self.worse, **changes, "new_apis": self.new_apis, "vanished_apis": self.vanished_apis}
 
     def take(self, was: Row | None, row: Row) -> None:
         """Add a row under its kind of change, given the row before, if there is one."""
@@ -101,7 +101,7 @@ class Diff:
         elif verdict == Verdict.PASS and before != Verdict.PASS:
             self.passing.append((was, row))
         else:
-            margins = [margin for one in (was, row) if isinstance(margin := _margin(one), int | float)]
+            margins = [margin for side in (was, row) if isinstance(margin := _margin(side), int | float)]
             low, high = min(margins, default=0.0), max(margins, default=0.0)
             if len(margins) == 2 and max(high, FLOOR) / max(low, FLOOR) >= MOVED:
                 self.moved.append((was, row))
@@ -114,21 +114,21 @@ def diff(before: Kept, after: Kept) -> Diff:
     text are the same in any dataset; if the text changed, name and dataset identify it.
     """
     old, new = _by_key(before.rows, _text), _by_key(after.rows, _text_before(before.rows))
-    found = Diff(before, after)
+    delta = Diff(before, after)
     ran = {key[:3] for key in old}
     for key, row in new.items():
         if key[:3] in ran:
-            found.take(_before(old, key), row)
-    found.vanished_rows.extend((row, None) for row in _vanished(old, new))
-    found.vanished_apis.extend(sorted({_api(row) for _, row in found.skipped if row["reason"] == Skip.API_ABSENT}))
+            delta.take(_before(old, key), row)
+    delta.vanished_rows.extend((row, None) for row in _vanished(old, new))
+    delta.vanished_apis.extend(sorted({_api(row) for _, row in delta.skipped if row["reason"] == Skip.API_ABSENT}))
     appeared = set()
     for key, row in old.items():
         if row.get("reason") == Skip.API_ABSENT:
             # The case may have been skipped as a whole: any of its outputs counts.
-            now = new.get(key) or next((one for other, one in new.items() if other[:3] == key[:3]), {})
+            now = new.get(key) or next((now for place, now in new.items() if place[:3] == key[:3]), {})
             appeared |= {_api(row)} if now.get("verdict") in {Verdict.PASS, *BAD} else set()
-    found.new_apis.extend(sorted(appeared))
-    return found
+    delta.new_apis.extend(sorted(appeared))
+    return delta
 
 
 def _text(row: Row) -> str:
@@ -161,13 +161,13 @@ def _vanished(old: Mapping[Key, Row], new: Mapping[Key, Row]) -> Iterator[Row]:
 
 
 def _by_key(rows: Iterable[Row], series: Callable[[Row], str]) -> dict[Key, Row]:
-    found: dict[Key, Row] = {}
+    by_key: dict[Key, Row] = {}
     for row in rows:
         key = (series(row), f"{row.get('case')} {row.get('seed')}", str(row["implementation"]), str(row["output"]))
         # Of several rows about a whole case (conduct), the worst one counts.
-        if key not in found or row["verdict"] in BAD:
-            found[key] = row
-    return found
+        if key not in by_key or row["verdict"] in BAD:
+            by_key[key] = row
+    return by_key
 
 
 def _before(old: Mapping[Key, Row], key: Key) -> Row | None:
@@ -176,7 +176,7 @@ def _before(old: Mapping[Key, Row], key: Key) -> Row | None:
         return old[key]
     if key[3] != WHOLE:
         return old.get((*key[:3], WHOLE))
-    return next((row for other, row in old.items() if other[:3] == key[:3]), None)
+    return next((row for place, row in old.items() if place[:3] == key[:3]), None)
 
 
 def _margin(row: Row) -> object:

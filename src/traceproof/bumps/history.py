@@ -58,7 +58,7 @@ def keep(
     disk is full.
     """
     pinned = {name: pin.model_dump(mode="json", exclude_none=True) for name, pin in pins.items()}
-    environments = {str(one["stack"]): str(one["digest"]) for one in stacks}
+    environments = {str(stack["stack"]): str(stack["digest"]) for stack in stacks}
     new = [_cut(row, scope) for path in sorted(verdicts) for row in each_row(path)]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # runs of other selections write the same file
@@ -71,7 +71,7 @@ def keep(
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "pins": pinned,
             "environments": before.get("environments", {}) | environments,
-            "stacks": before.get("stacks", {}) | {one["stack"]: one["versions"] for one in stacks},
+            "stacks": before.get("stacks", {}) | {stack["stack"]: stack["versions"] for stack in stacks},
         }
         head = json.dumps(value, ensure_ascii=False, allow_nan=False).removesuffix("}")
         lines = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
@@ -91,7 +91,7 @@ def _same(folder: Path, pins: Mapping[str, Any], environments: Mapping[str, str]
             sys.stderr.write(f"what was kept of earlier runs in {path} is lost: {error}\n")
             continue
         known = about.get("environments", {})
-        if about.get("pins") == pins and all(known.get(name, one) == one for name, one in environments.items()):
+        if about.get("pins") == pins and all(known.get(name, new) == new for name, new in environments.items()):
             return about
     return {}
 
@@ -113,8 +113,8 @@ def _untouched(old: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]
 
     covered = set(map(unit, new))
     texts = {(row.get("dataset"), row["definition"]): row.get("digest") for row in new if row.get("digest")}
-    left = [dict(row) for row in old if unit(row) not in covered]
-    return [row for row in left if texts.get((row.get("dataset"), row["definition"])) in {None, row.get("digest")}]
+    kept = [dict(row) for row in old if unit(row) not in covered]
+    return [row for row in kept if texts.get((row.get("dataset"), row["definition"])) in {None, row.get("digest")}]
 
 
 def states(folder: Path) -> list[Path]:
@@ -140,17 +140,17 @@ def find(folder: Path, name: str) -> Kept:
         return load(Path(name))
     files = states(folder)
     if name in NEWEST:
-        found = files[NEWEST[name] : NEWEST[name] + 1]
+        matching = files[NEWEST[name] : NEWEST[name] + 1]
     else:
-        found = [path for path in files if path.stem.startswith(name)]
-    if len(found) == 1:
-        return load(found[0])
+        matching = [path for path in files if path.stem.startswith(name)]
+    if len(matching) == 1:
+        return load(matching[0])
     if not files:
         raise TraceproofError(f"no verdicts are kept in {folder}", todo="Run `traceproof verify` first.")
     if name == "previous" and len(files) == 1:
         what = f"there is nothing to compare: one state is kept, {files[0].stem}"
         todo = "Bump a source or an environment and verify again: a state is one set of pins and environments."
         raise TraceproofError(what, todo=todo)
-    problems = [path.stem for path in found or files][:10]
+    problems = [path.stem for path in matching or files][:10]
     todo = "Give the start of one digest, latest, previous, or a file. `traceproof verify` keeps one a state."
-    raise TraceproofError(f"{len(found) or 'no'} kept states are called {name!r}", problems=problems, todo=todo)
+    raise TraceproofError(f"{len(matching) or 'no'} kept states are called {name!r}", problems=problems, todo=todo)

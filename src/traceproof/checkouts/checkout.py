@@ -247,9 +247,9 @@ def clone_all(
                     progress.show(f"{what} it from {pin.url or ORIGINS[name].url}: {why}", of=name, done=True)
             if not from_git:
                 progress.show(f"{name:11} {pin.package} {pin.version}", of=name)
-                status, found = bring_package(target, used_pin)
+                status, release = bring_package(target, used_pin)
                 about = {"status": status, "digest": package_digest(target)}
-                pin = pin if pin.digests else pin.model_copy(update={"sha256": found.sha256})
+                pin = pin if pin.digests else pin.model_copy(update={"sha256": release.sha256})
         except TraceproofError as error:
             about["error"] = str(error)
         record = record_of(target, used_pin) | about

@@ -57,7 +57,7 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
             archive = _download(pin, Path(scratch) / "download")
             sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
             if pin.digests and sha256 not in pin.digests:
-                expected = [f"expected sha256 {one}" for one in sorted(pin.digests)]
+                expected = [f"expected sha256 {digest}" for digest in sorted(pin.digests)]
                 raise TraceproofError(
                     f"{archive.name} is not the file that sources.lock names",
                     problems=[*expected, f"got      sha256 {sha256}"],
@@ -188,17 +188,17 @@ def newest(package: str) -> str:
     Raises TraceproofError: they have none.
     """
     done = programs.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", package])
-    found = re.match(r"\S+ \((\S+)\)", done.stdout)
-    if done.returncode or found is None:
+    match = re.match(r"\S+ \((\S+)\)", done.stdout)
+    if done.returncode or match is None:
         what = f"pip's indexes tell no newest version of {package}"
         raise TraceproofError(what, problems=done.stderr.splitlines()[-3:], todo=TODO)
-    return found[1]
+    return match[1]
 
 
 def _is_sdist(name: str, package: str, version: str) -> bool:
     try:
-        found = parse_sdist_filename(name)
-        return found == (canonicalize_name(package), Version(version))
+        name_and_version = parse_sdist_filename(name)
+        return name_and_version == (canonicalize_name(package), Version(version))
     except (InvalidSdistFilename, InvalidVersion):
         return False
 
@@ -230,19 +230,19 @@ def _pip_options() -> dict[str, str]:
     done = programs.run(command)
     if done.returncode:
         raise TraceproofError("pip does not tell its configuration", problems=done.stderr.splitlines()[-3:])
-    found: dict[tuple[int, str], str] = {}
+    by_place: dict[tuple[int, str], str] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition("=")
         section, _, option = key.rpartition(".")
         if section in {"global", "download", ":env:"}:
-            found[("global", "download", ":env:").index(section), option] = str(ast.literal_eval(value))
-    return {option: found[order, option] for order, option in sorted(found)}
+            by_place[("global", "download", ":env:").index(section), option] = str(ast.literal_eval(value))
+    return {option: by_place[order, option] for order, option in sorted(by_place)}
 
 
 def _links(session: requests.Session, place: str) -> Iterator[tuple[str, str]]:
     """(name, address) of the files in a folder, or on a page in JSON or HTML. Raises OSError, ValueError."""
     if "://" not in place:
-        yield from ((one.name, str(one)) for one in sorted(Path(place).expanduser().iterdir()))
+        yield from ((file.name, str(file)) for file in sorted(Path(place).expanduser().iterdir()))
         return
     answer = session.get(place, headers={"Accept": ACCEPT}, timeout=SECONDS)
     answer.raise_for_status()

@@ -158,12 +158,12 @@ def resolve(url: str, ref: str, *, git: "Git") -> str:
     """
     if FULL_COMMIT.fullmatch(ref):
         return ref
-    found: dict[str, str] = {}
+    commit_of: dict[str, str] = {}
     for line in git.network("ls-remote", "--", url).splitlines():
         commit, _, name = line.partition("\t")
-        found[name] = commit
+        commit_of[name] = commit
     names = ("HEAD",) if ref == "HEAD" else (ref, f"refs/tags/{ref}", f"refs/heads/{ref}")
-    commits = {found.get(name + PEELED, found[name]) for name in names if name in found}
+    commits = {commit_of.get(name + PEELED, commit_of[name]) for name in names if name in commit_of}
     if len(commits) > 1:
         todo = f"Say which: refs/tags/{ref} or refs/heads/{ref}."
         raise TraceproofError(f"{ref!r} is both a tag and a branch of {url}, at different commits", todo=todo)

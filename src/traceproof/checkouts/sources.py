@@ -75,11 +75,11 @@ def scan(folder: Path) -> str:
     """
     if not folder.is_dir():
         return ""
-    found = []
+    about = []
     for name in sorted(FolderTree(folder).files):
         status = (folder / name).stat()
-        found.append((name, status.st_size, status.st_mtime_ns))
-    return digest_json(found)
+        about.append((name, status.st_size, status.st_mtime_ns))
+    return digest_json(about)
 
 
 def source_state(stack: str, source: str, *, root: Path, cloned: Path) -> str:

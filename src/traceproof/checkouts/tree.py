@@ -25,7 +25,7 @@ class FolderTree:
     @cached_property
     def files(self) -> frozenset[str]:
         """All files, except in ignored folders."""
-        found: list[str] = []
+        names: list[str] = []
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -36,8 +36,8 @@ class FolderTree:
                         if entry.name not in IGNORED:
                             waiting.append(name)
                     elif entry.is_file():
-                        found.append(name)
-        return frozenset(found)
+                        names.append(name)
+        return frozenset(names)
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
         """Contents of these files."""
@@ -55,12 +55,12 @@ class CommitTree:
     def blobs(self) -> Mapping[str, str]:
         """Git's digest of every file's content; without submodules."""
         listed = Git(self.root).local("ls-tree", "-r", "-z", "--full-tree", self.commit)
-        found = {}
+        digests = {}
         for entry in listed.split("\0"):
             about, _, name = entry.partition("\t")
             if " blob " in about:
-                found[name] = about.split()[2]
-        return found
+                digests[name] = about.split()[2]
+        return digests
 
     @cached_property
     def files(self) -> frozenset[str]:

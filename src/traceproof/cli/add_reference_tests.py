@@ -119,7 +119,7 @@ def _checkout(path: Path, stack: str) -> str:
 def _with_checkouts(command: Callable[..., None]) -> None:
     """Give a command an option `--<stack>-path` for every stack that can use a checkout."""
     signature = inspect.signature(command, eval_str=True)
-    parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name in PACKAGES:
         kind = Annotated[
             Path | None, typer.Option(help=f"A checkout of {STACKS[name].label} for the tests to use.")
@@ -127,7 +127,7 @@ def _with_checkouts(command: Callable[..., None]) -> None:
         only = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(f"{name}_path", only, default=None, annotation=kind))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # which typer reads
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
 _with_checkouts(add_reference_tests)
@@ -167,6 +167,6 @@ def _as_text(result: Generated, order: GenerateOptions) -> str:
     )
     elsewhere = "" if order.place == order.root / PLACE else f" --dataset {shlex.quote(str(order.root))}"
     lines.append(f"run them: {_python()} -m pytest {shlex.quote(str(order.place))}{elsewhere}")
-    lines += [f"flagged: {name}: {'; '.join(found)}" for name, found in result.flagged.items()]
+    lines += [f"flagged: {name}: {'; '.join(divergences)}" for name, divergences in result.flagged.items()]
     lines += [f"no test: {problem}" for problem in result.problems]
     return "\n".join(lines) + "\n"

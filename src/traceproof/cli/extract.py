@@ -116,7 +116,7 @@ def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
     """Bundled models, and architectures that SGLang can read; none before SGLang's environment is built."""
     bundled = [
         {"name": entry.slug, "title": entry.title, "repository": entry.repository}
-        | {"parallel": [one._asdict() for one in entry.parallel]}
+        | {"parallel": [parallel._asdict() for parallel in entry.parallel]}
         for entry in catalogue.entries().values()
     ]
     if python is None:
@@ -124,10 +124,10 @@ def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
         reader = resolve(config, READER)
         if reader.environment is not None and not built(reader.environment, root=root):
             return {"bundled": bundled, "version": None, "architectures": []}
-    found = ReaderEnvironment(run.stack_interpreter(READER, python), sglang_path).listing()
-    kinds = {str(config["architectures"][0]): kind for kind, config in found.defaults.items()}
-    architectures = [{"name": name, "transformers_model_type": kinds.get(name)} for name in found.architectures]
-    return {"bundled": bundled, "version": found.version, "architectures": architectures}
+    readable = ReaderEnvironment(run.stack_interpreter(READER, python), sglang_path).listing()
+    kinds = {str(config["architectures"][0]): kind for kind, config in readable.defaults.items()}
+    architectures = [{"name": name, "transformers_model_type": kinds.get(name)} for name in readable.architectures]
+    return {"bundled": bundled, "version": readable.version, "architectures": architectures}
 
 
 def listing_text(listed: Mapping[str, Any]) -> str:
@@ -138,8 +138,8 @@ def listing_text(listed: Mapping[str, Any]) -> str:
         text += f"{entry['name']:22} {entry['title']:22} {usual:22} {entry['repository']}\n"
     if listed["version"] is None:
         return text + UNREAD
-    both = [one["name"] for one in listed["architectures"] if one["transformers_model_type"]]
-    others = [one["name"] for one in listed["architectures"] if not one["transformers_model_type"]]
+    both = [model["name"] for model in listed["architectures"] if model["transformers_model_type"]]
+    others = [model["name"] for model in listed["architectures"] if not model["transformers_model_type"]]
     text += f"\n{len(both)} causal language models that transformers has too (docs/measurements.md tells how many "
     text += f"were read):\n{', '.join(both)}\n\n{len(others)} other classes of SGLang {listed['version']}, "
     return f"{text}encoders and drafts among them; most need --single-reading:\n{', '.join(others)}\n"

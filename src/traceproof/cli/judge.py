@@ -104,8 +104,8 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     repeats += [word for name in demand or () for word in ("--demand", name)]
     with session.judge:
         certificates = _judged(session, path, repeats, json_file, doing)
-    value = {"certificates": [one.model_dump(mode="json") for one in certificates]}
-    run.end(json_file, value, bad=not all(one.accepted for one in certificates))
+    value = {"certificates": [certificate.model_dump(mode="json") for certificate in certificates]}
+    run.end(json_file, value, bad=not all(certificate.accepted for certificate in certificates))
 
 
 def check_certificate(

@@ -109,7 +109,7 @@ def coverage(
 
     Exit codes: 0 reported, 2 bad use or input.
     """
-    chosen = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
-    run.say(f"{tests}: collecting its tests with {chosen}")
-    found = of_suite(tests, python=chosen)
-    run.end(json_file, {"op_types": [found.as_json()]}, coverage_text(found, gaps=gaps))
+    interpreter = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
+    run.say(f"{tests}: collecting its tests with {interpreter}")
+    measured = of_suite(tests, python=interpreter)
+    run.end(json_file, {"op_types": [measured.as_json()]}, coverage_text(measured, gaps=gaps))

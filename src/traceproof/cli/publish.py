@@ -59,9 +59,9 @@ def publish(  # noqa: PLR0913 - one parameter per option
     listed = [dry_run(item, base, folder, allow_changes=allow_changes) for item in pull_requests]
     for item in pull_requests:
         checked(item, base, allow_changes=allow_changes)
-    for one in listed:
-        name, files, size = one["pull_request"], len(one["files"]), sum(int(file["size"]) for file in one["files"])
-        run.text_stream(json_file).write(f"{name}: {files} files, {size} bytes: {folder / name}\n")
+    for made in listed:
+        name, sizes = made["pull_request"], [int(file["size"]) for file in made["files"]]
+        run.text_stream(json_file).write(f"{name}: {len(sizes)} files, {sum(sizes)} bytes: {folder / name}\n")
     pushed: list[dict[str, Any]] = []
     if push:
         hub = Hub(repository, endpoint=endpoint, say=_say)

@@ -57,7 +57,7 @@ def show(
     root, config = run.configured()
     results = root / config.results
     folders = [results / selection] if selection else [results / config.run, *results.glob("selections/*")]
-    runs = sorted(_runs(folders, name), key=lambda one: one.ended, reverse=True)
+    runs = sorted(_runs(folders, name), key=lambda result: result.ended, reverse=True)
     if not runs:
         dataset = folder_of(config.dataset, root=results / "dataset")
         tree = read_tree(dataset) if is_dataset(dataset) else None
@@ -70,9 +70,9 @@ def show(
         cases = ", ".join(sorted({str(row.case) for row in last.rows}))
         raise TraceproofError(f"{name} has no verdicts for case {', '.join(case or [])}; it has: {cases}")
     lines = [f"{printable(name)} {last}"]
-    for other in others:
-        place_there = other.folder.relative_to(results)
-        lines.append(f"  also {other}: `traceproof show {printable(name)} --selection {place_there}`")
+    for earlier in others:
+        place_there = earlier.folder.relative_to(results)
+        lines.append(f"  also {earlier}: `traceproof show {printable(name)} --selection {place_there}`")
     bad = any(row.bad for row in rows)
     value = {"dataset": last.dataset, "run": str(last.folder), "rows": [row.as_json() for row in rows]}
     text = "".join(f"{line}\n" for line in [*lines, *describe(rows, full=bool(case))])
@@ -81,13 +81,13 @@ def show(
 
 def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
     """The runs that judged a definition."""
-    for file in (file for one in folders for file in sorted(one.glob("verdicts/*.jsonl"))):
+    for file in (file for run_folder in folders for file in sorted(run_folder.glob("verdicts/*.jsonl"))):
         folder, named = file.parents[1], name in file.read_text(encoding="utf-8")
         rows = [row for row in each_row(file) if row.definition == name] if named else []
         if not rows:
             continue
         # A run that found everything finished writes only this log.
-        ended = [one.stat().st_mtime for one in (file, folder / "logs" / "verify_all.log") if one.exists()]
+        ended = [path.stat().st_mtime for path in (file, folder / "logs" / "verify_all.log") if path.exists()]
         try:
             plan = json.loads((folder / "cases" / f"{rows[0].op_type}.json").read_text(encoding="utf-8"))
             dataset = str(plan["dataset"])
@@ -110,7 +110,7 @@ def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
             yield printable(f"{first.definition}, {where}, {implementation}")
         width = max(len(row.output) for row in members)
         for row in members:
-            places = [place(one, row.against, row.implementation) for one in row.worst]
+            places = [place(element, row.against, row.implementation) for element in row.worst]
             worst = f"; worst {places[0]}" if places and row.verdict == Verdict.FAIL else ""
             yield f"  {row.output:{width}}  {row.verdict.upper():5}  {block(row.message)}{worst}"
             if not full:
@@ -120,7 +120,7 @@ def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
             if row.specification:
                 side = "within" if row.metrics.get("within_specification") else "outside"
                 yield f"    {side} the specification's row ({figures(row.specification, row.specification)})"
-            yield from (f"    {one}" for one in places)
+            yield from (f"    {element}" for element in places)
         if any(row.bad for row in members) and first.repeat:
             yield f"  repeat  {first.repeat}"
 
@@ -156,36 +156,36 @@ def diff_command(
     run.end(json_file, value, "\n".join(difference(changes)) + "\n", bad=changes.worse)
 
 
-def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
+def difference(delta: Diff, *, limit: int = SHOWN) -> list[str]:
     """Lines on a difference, for a terminal."""
-    lines = [f"{found.before.digest[:12]} -> {found.after.digest[:12]}", *(f"  {line}" for line in found.versions)]
+    lines = [f"{delta.before.digest[:12]} -> {delta.after.digest[:12]}", *(f"  {line}" for line in delta.versions)]
     for kind, title in TITLES.items():
-        pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
-        lines += [f"{len(pairs)} {title}", *(f"  {_pair(found, a, b)}" for a, b in pairs[:limit])]
+        pairs: Sequence[tuple[Any, Any]] = getattr(delta, kind)
+        lines += [f"{len(pairs)} {title}", *(f"  {_pair(delta, a, b)}" for a, b in pairs[:limit])]
         lines += [f"  ... and {len(pairs) - limit} more"] if len(pairs) > limit else []
-    return [*lines, *_apis(found, "API gone: ", "API new: ")]
+    return [*lines, *_apis(delta, "API gone: ", "API new: ")]
 
 
-def difference_page(found: Diff) -> list[str]:
+def difference_page(delta: Diff) -> list[str]:
     """Lines of Markdown on a difference, with a section per kind of change that occurs."""
-    lines = [f"# {found.before.digest[:12]} to {found.after.digest[:12]}", ""]
-    lines += [f"- {line}" for line in found.versions]
-    listed = {title: [_pair(found, a, b) for a, b in getattr(found, kind)] for kind, title in TITLES.items()}
-    listed["gone or new APIs"] = _apis(found, "gone: ", "new: ")
+    lines = [f"# {delta.before.digest[:12]} to {delta.after.digest[:12]}", ""]
+    lines += [f"- {line}" for line in delta.versions]
+    listed = {title: [_pair(delta, a, b) for a, b in getattr(delta, kind)] for kind, title in TITLES.items()}
+    listed["gone or new APIs"] = _apis(delta, "gone: ", "new: ")
     for title, entries in listed.items():
         if entries:
             lines += ["", f"## {len(entries)} {title}", "", *(f"- {entry}" for entry in entries)]
     return lines if any(listed.values()) else [*lines, "", "No verdict differs."]
 
 
-def _apis(found: Diff, gone: str, new: str) -> list[str]:
-    return [*(f"{gone}{name}" for name in found.vanished_apis), *(f"{new}{name}" for name in found.new_apis)]
+def _apis(delta: Diff, gone: str, new: str) -> list[str]:
+    return [*(f"{gone}{name}" for name in delta.vanished_apis), *(f"{new}{name}" for name in delta.new_apis)]
 
 
-def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
-    one = row or was or {}
-    between = found.between(was, row)
-    where = f"{one['definition']} {one.get('case')} {one['implementation']} {one['output']}"
+def _pair(delta: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
+    either = row or was or {}
+    between = delta.between(was, row)
+    where = f"{either['definition']} {either.get('case')} {either['implementation']} {either['output']}"
     text = f"{where}: {verdict_text(was)} -> {verdict_text(row)}"
     return f"{text}; {between}" if between else text
 
@@ -235,7 +235,7 @@ def clean(
         raise TraceproofError("nothing says what may go", todo="Give --older-than DAYS, --unreachable, or both.")
     root, config = run.configured()
     path, now = root / config.results / FILE, time.time()
-    found: dict[str, int] = {}
+    unneeded: dict[str, int] = {}
     if path.is_file():
         verdicts = sorted((root / config.results).rglob("verdicts/*.jsonl"))
         shown = {row.digests.outputs for file in verdicts if unreachable for row in each_row(file)}
@@ -245,11 +245,11 @@ def clean(
                 old = older_than is not None and written < now - older_than * DAY
                 unshown = unreachable and key not in shown and written < now - FRESH_SECONDS
                 if key not in stay and (old or unshown):
-                    found[key] = size
+                    unneeded[key] = size
             if not dry_run:
-                cache.remove(found)
-    total = sum(found.values())
+                cache.remove(unneeded)
+    total = sum(unneeded.values())
     verb = "would be removed" if dry_run else "removed"
-    text = f"{len(found)} objects, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
-    value = {"exit_code": run.FINE, "objects": len(found), "bytes": total, "dry_run": dry_run}
+    text = f"{len(unneeded)} objects, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
+    value = {"exit_code": run.FINE, "objects": len(unneeded), "bytes": total, "dry_run": dry_run}
     run.end(json_file, value, text)

@@ -115,18 +115,18 @@ def stack_interpreter(name: str, python: Path | None = None) -> Path:
     return ready(resolve(config, name), root=root, say=say)
 
 
-def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option: str) -> str:
+def interpreter(wanted: Path | None, *, stack: str, needs: Sequence[str], option: str) -> str:
     """An interpreter with the packages `needs`: the given one, else that of `stack`, built if absent.
 
     Raises TraceproofError: there is none, or it lacks a package; `option` is named as the way to give another.
     """
-    if given is None:
+    if wanted is None:
         python = str(stack_interpreter(stack))
-    elif (found := shutil.which(given.expanduser())) is not None:
-        python = str(Path(found).absolute())
+    elif (path := shutil.which(wanted.expanduser())) is not None:
+        python = str(Path(path).absolute())
     else:
         todo = f"Give one with {' and '.join(needs)} as {option}, or leave {option} out: a stack's is taken."
-        raise TraceproofError(f"there is no interpreter {given}", todo=todo)
+        raise TraceproofError(f"there is no interpreter {wanted}", todo=todo)
     try:
         done = programs.run([python, "-P", "-c", FIND, *needs])
         lacking: list[str] = json.loads(done.stdout)
@@ -135,7 +135,7 @@ def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option:
         raise TraceproofError(f"{python} is no interpreter that can be used: {error}", todo=todo) from error
     if lacking:
         todo = f"Install {' and '.join(lacking)} there, or give an interpreter that has them as {option}."
-        if given is None:
+        if wanted is None:
             todo = f"Name an interpreter that has {' and '.join(needs)} as stacks.{stack}.python, or as {option}."
         raise TraceproofError(f"{python} has no {' and no '.join(lacking)}", todo=todo)
     return python

@@ -84,13 +84,13 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
         except TraceproofError as error:
             failed[name] = str(error)
     tagged = {name for name in pins if name in ORIGINS and name not in chosen and name not in urls and not pinned}
-    value, found = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
+    value, completed = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
     unpinned = {name: record_of(folder / name, None) | {"error": text} for name, text in failed.items()}
     value = write_records(folder, unpinned)
     brought = {name: value["repositories"][name] for name in pins}
     failed |= {name: record["error"] for name, record in brought.items() if "error" in record}
     now = read_lock(place)  # another process may have changed it
-    after = now | {name: pin for name, pin in found.items() if name not in failed}
+    after = now | {name: pin for name, pin in completed.items() if name not in failed}
     if after != now:
         write_lock(place, after)
     run.write_result(json_file, value)
@@ -127,17 +127,17 @@ def _chosen(by_option: Mapping[str, Mapping[str, str]], urls: Mapping[str, str])
             what = f"--url {name}: the address holds credentials, and sources.lock is a tracked file"
             todo = f"Give {redacted(address)}, and set up git's credential helper or ssh."
             raise TraceproofError(what, todo=todo)
-    found: dict[str, tuple[str, str]] = {}
+    chosen: dict[str, tuple[str, str]] = {}
     for option, values in by_option.items():
         for name, value in values.items():
-            if name in found:
-                raise TraceproofError(f"{name}: give one of --{found[name][0]}, --{option}")
+            if name in chosen:
+                raise TraceproofError(f"{name}: give one of --{chosen[name][0]}, --{option}")
             if option == "commit" and not FULL_COMMIT.fullmatch(value):
                 raise TraceproofError(f"--commit {name}={value}: expected all 40 hexadecimal digits")
             if option == "release" and (name not in ORIGINS or not ORIGINS[name].package):
                 raise TraceproofError(f"--release {name}: it is not known under which name it is released")
-            found[name] = (option, value)
-    return found
+            chosen[name] = (option, value)
+    return chosen
 
 
 def _pin(name: str, old: Pin | None, chosen: tuple[str, str] | None, url: str | None) -> Pin:
@@ -230,8 +230,8 @@ def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
     # A verdict depends on all files of the package in its environment.
     parts = [name for name in names if stack is not None and of_package(stack, name)]
     why = [f"{name}: lies in the package of {stack}" for name in parts[:1]]
-    found = {op_type: {"parts": parts, "why": why} for op_type in op_types(stack)} if stack and parts else {}
-    return {"stack": stack, "op_types": found, "tests": tests, "everything": reached.everything}
+    by_type = {op_type: {"parts": parts, "why": why} for op_type in op_types(stack)} if stack and parts else {}
+    return {"stack": stack, "op_types": by_type, "tests": tests, "everything": reached.everything}
 
 
 def _dependents_text(answer: Mapping[str, Any]) -> str:
@@ -239,10 +239,10 @@ def _dependents_text(answer: Mapping[str, Any]) -> str:
     lines = [f"{len(answer['changed'])} changed files"]
     if answer["stack"]:
         lines.append(f"op_types of {answer['stack']}: {', '.join(answer['op_types']) or 'none'}")
-    for op_type, found in answer["op_types"].items():
-        more = len(found["parts"]) - PARTS_SHOWN
-        parts = ", ".join(found["parts"][:PARTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        lines += [f"  {op_type}: {parts}", *(f"      {step}" for step in found["why"])]
+    for op_type, reasons in answer["op_types"].items():
+        more = len(reasons["parts"]) - PARTS_SHOWN
+        parts = ", ".join(reasons["parts"][:PARTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        lines += [f"  {op_type}: {parts}", *(f"      {step}" for step in reasons["why"])]
     if answer["definitions"]:
         lines.append(f"definitions: {', '.join(answer['definitions'])}")
     why = f": all, since {answer['everything']}" if answer["everything"] else ""

@@ -77,8 +77,8 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     root, config = run.configured(dataset=run.dataset_in(dataset), test_sizes=test_sizes, seed=seed)
     folder = dataset or fetch(config.dataset, root=root / config.results / "dataset")
     tree = read_tree(folder, naming=names or ())
-    found = [find(tree, name) for name in names] if names else [*tree.definitions.values()]
-    definitions = [entry.definition for entry in found]
+    entries = [find(tree, name) for name in names] if names else [*tree.definitions.values()]
+    definitions = [entry.definition for entry in entries]
     installation = resolve(config, environment_of(truth))
     python = str(ready(installation, root=root, say=run.say))
     with telling("asking its environment"):
@@ -123,11 +123,11 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     run.end(json_file, value, table(rows), bad=any(row.bad for row in rows))
 
 
-def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def ways(call: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Rows of all ways to call: by default, by each backend, by each tactic of each; `only` limits the cases."""
 
     def ask(item: dict[str, Any]) -> Mapping[str, Any]:
-        reply = asked(item)
+        reply = call(item)
         if reply.status is Status.OK and isinstance(reply.value, Mapping):
             return reply.value
         ended = Error.EXCEPTION if reply.status is Status.ERROR else Error[reply.status.name]
@@ -138,15 +138,15 @@ def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> 
     if "cases" not in plan:
         yield from ({"case": None, "backend": "", "tactic": "", **row} for row in plan["rows"])
         return
-    for case in (one for one in plan["cases"] if not only or one["id"] in only):
+    for case in (planned for planned in plan["cases"] if not only or planned["id"] in only):
         for backend in ("", *plan["backends"]):
             way = {"case": case["id"], "backend": backend}
             first = ask({"case": case, "backend": backend, "tactic": None})
             yield from ({**way, "tactic": "", **row} for row in first["rows"])
             for place, name in first["tactics"]:
                 tactic = f"{place[0]}: {name} (tactic {place[2]} of runner {place[1]})"
-                found = ask({"case": case, "backend": backend, "tactic": place})
-                yield from ({**way, "tactic": tactic, **row} for row in found["rows"])
+                answer = ask({"case": case, "backend": backend, "tactic": place})
+                yield from ({**way, "tactic": tactic, **row} for row in answer["rows"])
 
 
 def table(rows: Sequence[TacticRow]) -> str:
@@ -163,9 +163,9 @@ def table(rows: Sequence[TacticRow]) -> str:
     for (name, backend, tactic), members in groups.items():
         counts = Counter(row.verdict for row in members)
         margins = [row.margin for row in members if row.margin is not None]
-        other = next((row for row in members if row.bad), None)
-        other = other or next((row for row in members if row.verdict is Verdict.SKIP), None)
-        says = "" if other is None else f"{other.case} {other.output}: {other.reason}: {other.message}"
+        worst = next((row for row in members if row.bad), None)
+        worst = worst or next((row for row in members if row.verdict is Verdict.SKIP), None)
+        says = "" if worst is None else f"{worst.case} {worst.output}: {worst.reason}: {worst.message}"
         numbers = [*(str(counts[kind]) for kind in kinds), f"{max(margins):.3g}" if margins else ""]
         names = (name, backend or "by default", printable(tactic) or "by default")
         grid.add_row(*names, *numbers, printable(says)[:200])

@@ -112,17 +112,17 @@ def _named(
     if everything or op_types or names:
         twice = f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all"
         raise TraceproofError(twice, todo="Give names, files and folders, or these options, not both.")
-    found = selected_by(what, run.configured_dataset, dataset)
-    return list(found.op_types), list(found.definitions), found.root or dataset
+    selected = selected_by(what, run.configured_dataset, dataset)
+    return list(selected.op_types), list(selected.definitions), selected.root or dataset
 
 
 def folder_of(configured: Config, config: Config, changes: Mapping[str, Any]) -> str:
     """The folder below results for a selection other than the configured one; empty if they are the same."""
 
-    def compared(one: Config) -> Config:
-        chosen = one.selection
+    def compared(settings: Config) -> Config:
+        chosen = settings.selection
         meant = ConfigSelection(op_type=chosen.op_types, definition_name=chosen.definitions, case=chosen.case)
-        return one.model_copy(update={**SAME_RUN, "selection": meant})
+        return settings.model_copy(update={**SAME_RUN, "selection": meant})
 
     if compared(config) == compared(configured):
         return ""
@@ -142,5 +142,5 @@ def doctor(*, seconds: Seconds = DOCTOR_SECONDS, json_file: options.JsonFile = N
 
     root, config = run.configured()
     with telling("asking the stacks"):
-        found = diagnose(config, root=root, seconds=seconds)
-    run.end(json_file, found.model_dump(mode="json"), screen(found), bad=not found.able)
+        diagnosis = diagnose(config, root=root, seconds=seconds)
+    run.end(json_file, diagnosis.model_dump(mode="json"), screen(diagnosis), bad=not diagnosis.able)

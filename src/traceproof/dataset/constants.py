@@ -83,8 +83,8 @@ class Constant:
     def conflict(self) -> str:
         """The sources' values if they differ: `epsilon is 1e-05 by description and 0.01 by reference`; else ""."""
         by_value: dict[Value, list[str]] = {}
-        for one in self.stated:
-            by_value.setdefault(one.value, []).append(one.source)
+        for statement in self.stated:
+            by_value.setdefault(statement.value, []).append(statement.source)
         parts = [f"{shown(value)} by {', '.join(sources)}" for value, sources in by_value.items()]
         return f"{self.label} is {' and '.join(parts)}" if len(parts) > 1 else ""
 
@@ -97,26 +97,26 @@ class Constants:
 
     def get(self, name: str) -> Value | None:
         """The value of a constant; None: nobody states it."""
-        found = self.entries.get(name)
-        return None if found is None else found.value
+        constant = self.entries.get(name)
+        return None if constant is None else constant.value
 
     def number(self, name: str) -> float:
         """The value of a constant as a number. Raises LookupError: nobody states one."""
-        found = self.get(name)
-        if found is None or isinstance(found, str):
+        value = self.get(name)
+        if value is None or isinstance(value, str):
             raise LookupError(f"nobody states {name}")
-        return found
+        return value
 
     @property
     def conflicts(self) -> tuple[str, ...]:
         """For each constant whose sources differ, all its values with their sources."""
-        return tuple(one.conflict for one in self.entries.values() if one.conflict)
+        return tuple(constant.conflict for constant in self.entries.values() if constant.conflict)
 
     @property
     def alone(self) -> tuple[str, ...]:
         """For each constant that only the reference states: `epsilon 1e-05 by the reference alone`."""
-        found = (f"{one.label} {shown(one.value)}" for one in self.entries.values() if one.alone)
-        return tuple(f"{one} by the reference alone" for one in found)
+        stated = (f"{entry.label} {shown(entry.value)}" for entry in self.entries.values() if entry.alone)
+        return tuple(f"{text} by the reference alone" for text in stated)
 
     def as_json(self) -> dict[str, list[list[Value]]]:
         """All statements, by constant: [source, value]."""
@@ -194,9 +194,9 @@ def _constants_of(  # noqa: PLR0913, PLR0917 - the parts of a definition that st
         stated += _matching(rule.described, text.lower().replace("\N{MINUS SIGN}", "-"), "description")
         stated += _matching(rule.named, name, "name")
         stated += _of_models(rule, tags)
-        stated += [Statement(f"fi_api {one}", rule.functions[one]) for one in functions if one in rule.functions]
-        stated = [one for one in stated if _is_finite(one.value)]
-        usual = [rule.defaults[one][1] for one in functions if one in rule.defaults]
+        stated += [Statement(f"fi_api {api}", rule.functions[api]) for api in functions if api in rule.functions]
+        stated = [statement for statement in stated if _is_finite(statement.value)]
+        usual = [rule.defaults[api][1] for api in functions if api in rule.defaults]
         usual += [] if rule.usual is None else [rule.usual]
         in_reference = _of_reference(rule, reference)
         alone = in_reference is not None and not stated and in_reference not in usual

@@ -38,8 +38,8 @@ OPERATORS: Mapping[type[ast.AST], Callable[..., Value]] = {
 
 def names(expression: str) -> frozenset[str]:
     """Names that an expression reads, without those that a comprehension in it binds; none if it is invalid."""
-    found = [node for part in _parts(expression) for node in ast.walk(part) if isinstance(node, ast.Name)]
-    return frozenset(node.id for node in found) - {node.id for node in found if isinstance(node.ctx, ast.Store)}
+    used = [node for part in _parts(expression) for node in ast.walk(part) if isinstance(node, ast.Name)]
+    return frozenset(node.id for node in used) - {node.id for node in used if isinstance(node.ctx, ast.Store)}
 
 
 @lru_cache(maxsize=4096)  # those of a definition are read for each of its cases
@@ -52,28 +52,28 @@ def allowed(definition: Definition, name: str) -> str | int | None:
     """A value that constraints give an input (`layout == 'HND'`, `mode in ('a', 'b')`, `kind == 2`), or None."""
     for node in (node for text in definition.constraints or () for node in ast.walk(parse(text))):
         match node:
-            case ast.Compare(left=ast.Name(id=left), ops=[ast.Eq() | ast.In(), *_], comparators=[given, *_]):
-                listed = given.elts if isinstance(given, ast.Tuple | ast.List | ast.Set) else [given]
-                values = (one.value for one in listed if isinstance(one, ast.Constant))
-                found = next((value for value in values if isinstance(value, str | int)), None)
-                if left == name and found is not None:
-                    return found
+            case ast.Compare(left=ast.Name(id=compared), ops=[ast.Eq() | ast.In(), *_], comparators=[stated, *_]):
+                choices = stated.elts if isinstance(stated, ast.Tuple | ast.List | ast.Set) else [stated]
+                values = (choice.value for choice in choices if isinstance(choice, ast.Constant))
+                first = next((value for value in values if isinstance(value, str | int)), None)
+                if compared == name and first is not None:
+                    return first
     return None
 
 
 def text_of(definition: Definition, name: str) -> str | None:
     """A text that a constraint gives an input; None: none."""
-    found = allowed(definition, name)
-    return found if isinstance(found, str) else None
+    value = allowed(definition, name)
+    return value if isinstance(value, str) else None
 
 
 def with_axes(expression: str, definition: Definition) -> ast.expr:
     """The syntax tree of an expression, with each `tensor.shape[i]` replaced by its axis."""
     tensors = {**definition.inputs, **definition.outputs}
 
-    def axis(found: re.Match[str]) -> str:
-        shape, index = tensors[found[1]].shape if found[1] in tensors else None, int(found[2])
-        return shape[index] if shape and -len(shape) <= index < len(shape) else found[0]
+    def axis(match: re.Match[str]) -> str:
+        shape, index = tensors[match[1]].shape if match[1] in tensors else None, int(match[2])
+        return shape[index] if shape and -len(shape) <= index < len(shape) else match[0]
 
     return parse(re.sub(r"\b(\w+)\.shape\[\s*(-?\d+)\s*\]", axis, expression))
 
@@ -119,7 +119,7 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
         case ast.IfExp(test=test, body=body, orelse=otherwise):
             return _evaluate(body if _evaluate(test, axes) else otherwise, axes)
         case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):
-            return _evaluate(left, axes) in [_evaluate(one, axes) for one in among.elts]
+            return _evaluate(left, axes) in [_evaluate(choice, axes) for choice in among.elts]
         case ast.Compare(left=left, ops=ops, comparators=others):
             sides = [_evaluate(side, axes) for side in (left, *others)]
             return all(map(operator.call, [OPERATORS[type(op)] for op in ops], sides, sides[1:]))
@@ -134,9 +134,9 @@ def last_of(definition: Definition, indptr: str) -> str | None:
     for constraint in definition.constraints or ():
         match parse(constraint):
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-                for axis, other in ((left, right), (right, left)):
+                for axis, end in ((left, right), (right, left)):
                     known = isinstance(axis, ast.Name) and axis.id in definition.axes
-                    if known and last.fullmatch(ast.unparse(other)):
+                    if known and last.fullmatch(ast.unparse(end)):
                         return ast.unparse(axis)
     return None
 
@@ -154,13 +154,13 @@ def determined(axes: Mapping[str, Any], constraints: Iterable[Any], note: Callab
     const = {name: size for name, size in sizes.items() if type(size) is int and 0 <= size <= LARGEST}
     system = System(tuple(axes), tuple(text for text in constraints if isinstance(text, str)))
     fixed = system.completed(const)
-    found = dict(axes)
+    completed = dict(axes)
     var = {name for name, axis in axes.items() if isinstance(axis, dict) and axis.get("type") == "var"}
     for name, size in fixed.items():
         if name in var - const.keys() and _is_size(size):
             note(f"axes.{name} is var, and the constraints fix it: read as const, {size}")
-            found[name] = {**axes[name], "type": "const", "value": size}
-    return found
+            completed[name] = {**axes[name], "type": "const", "value": size}
+    return completed
 
 
 class Part(NamedTuple):
@@ -190,9 +190,9 @@ class System:
     @cached_property
     def _usable(self) -> tuple[Part, ...]:
         """The constraints as parts that can be evaluated for some sizes."""
-        found = []
+        parts = []
         for node in (node for text in self.constraints for node in _parts(text)):
-            names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
+            names = frozenset(part.id for part in ast.walk(node) if isinstance(part, ast.Name)) - {"min", "max"}
             known = bool(names) and names <= set(self.axes)
             if known and any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2)):
                 match node:
@@ -200,8 +200,8 @@ class System:
                         difference: ast.BinOp | None = ast.BinOp(left, ast.Sub(), right)
                     case _:
                         difference = None
-                found.append(Part(node, names, difference))  # it has a value for some sizes
-        return tuple(found)
+                parts.append(Part(node, names, difference))  # it has a value for some sizes
+        return tuple(parts)
 
     @cached_property
     def quotients(self) -> frozenset[str]:
@@ -218,7 +218,7 @@ class System:
         known = dict(sizes)
         waiting = list(self._usable)
         while True:
-            left = []
+            unsolved = []
             for part in waiting:
                 unknown = part.names - known.keys()
                 name = next(iter(unknown), "")
@@ -226,10 +226,10 @@ class System:
                 if size is not None:
                     known[name] = int(size) if size == int(size) else size  # type: ignore[assignment] # no size
                 elif unknown:
-                    left.append(part)
-            if len(left) == len(waiting) or not left:
+                    unsolved.append(part)
+            if len(unsolved) == len(waiting) or not unsolved:
                 return known
-            waiting = left
+            waiting = unsolved
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether all are sizes, and no constraint over them is false."""
@@ -243,7 +243,7 @@ class System:
             match node:
                 case ast.Compare(left=ast.Name(id=left), ops=[ast.In()], comparators=[ast.Tuple(elts=among)]):
                     if left == name and {name} < names <= {name, *known}:
-                        sizes = (evaluate(one, known) for one in among)
+                        sizes = (evaluate(choice, known) for choice in among)
                         yield from (int(size) for size in sizes if size is not None)
 
     def solve(self, const: Mapping[str, int], near: Mapping[str, int]) -> dict[str, int] | None:
@@ -269,13 +269,13 @@ def _solved(
         if not free:
             return sizes
         name, size = free[0], near.get(free[0], 1)
-        others = {*OTHERS, *(one for one in sizes.values() if one)} - {size}
-        nearest = sorted(others, key=lambda one: (abs(one - size), one))
+        others = {*OTHERS, *(known_size for known_size in sizes.values() if known_size)} - {size}
+        nearest = sorted(others, key=lambda other_size: (abs(other_size - size), other_size))
         for candidate in (size, *system.listed(name, sizes), *nearest):
             if next(steps, None) is None:
                 return None
-            if (found := search({**sizes, name: candidate})) is not None:
-                return found
+            if (solution := search({**sizes, name: candidate})) is not None:
+                return solution
         return None
 
     return search(system.completed(dict(const)))

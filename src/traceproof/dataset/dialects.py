@@ -73,24 +73,24 @@ def _functions(source: object) -> dict[str, ast.FunctionDef]:
 
 def number_defaults(source: object) -> dict[str, int]:
     """Integer defaults of a source's last function, by parameter; {} if it is no Python."""
-    found = _functions(source)
-    arguments = _arguments(found[next(reversed(found))], found) if found else {}
-    numbers = {name: one.value for name, one in arguments.items() if isinstance(one, ast.Constant)}
+    functions = _functions(source)
+    arguments = _arguments(functions[next(reversed(functions))], functions) if functions else {}
+    numbers = {name: default.value for name, default in arguments.items() if isinstance(default, ast.Constant)}
     return {name: value for name, value in numbers.items() if type(value) is int}
 
 
 def _arguments(node: ast.FunctionDef, known: Mapping[str, ast.FunctionDef]) -> dict[str, ast.expr | None]:
     """A function's parameters with their defaults, and those of a function to which it passes all keywords."""
-    given = node.args
-    placed = [*given.posonlyargs, *given.args]
-    defaults = [*[None] * (len(placed) - len(given.defaults)), *given.defaults, *given.kw_defaults]
-    found = {one.arg: default for one, default in zip([*placed, *given.kwonlyargs], defaults, strict=True)}
-    others = {name: one for name, one in known.items() if one is not node}
-    for call in ast.walk(node) if given.kwarg is not None else ():
+    args = node.args
+    placed = [*args.posonlyargs, *args.args]
+    defaults = [*[None] * (len(placed) - len(args.defaults)), *args.defaults, *args.kw_defaults]
+    parameters = {arg.arg: default for arg, default in zip([*placed, *args.kwonlyargs], defaults, strict=True)}
+    others = {name: function for name, function in known.items() if function is not node}
+    for call in ast.walk(node) if args.kwarg is not None else ():
         match call:
             case ast.Call(func=ast.Name(id=name), args=[], keywords=[ast.keyword(arg=None)]) if name in others:
-                found |= _arguments(others[name], others)
-    return found
+                parameters |= _arguments(others[name], others)
+    return parameters
 
 
 def entry_of(source: object, names: Iterable[str] = (), *, handed_on: bool = False) -> Function | None:
@@ -173,34 +173,34 @@ def run_of_init(
 def _arguments_for(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
     """Expressions over the inputs for each of the reference's parameters."""
     inputs = definition["inputs"]
-    given = {name: name for name in inputs if name in entry.parameters}
-    folded = {name.lower(): name for name in inputs if name not in given}  # same name in another case
-    others = [name for name in entry.parameters if name not in given and name.lower() in folded]
-    given |= {name: folded[name.lower()] for name in others}
-    sizes = {name: _size(name, definition) for name in entry.required if name not in given}
-    given |= {name: size for name, size in sizes.items() if size is not None}
+    arguments = {name: name for name in inputs if name in entry.parameters}
+    folded = {name.lower(): name for name in inputs if name not in arguments}  # same name in another case
+    others = [name for name in entry.parameters if name not in arguments and name.lower() in folded]
+    arguments |= {name: folded[name.lower()] for name in others}
+    sizes = {name: _size(name, definition) for name in entry.required if name not in arguments}
+    arguments |= {name: size for name, size in sizes.items() if size is not None}
     missing = [name for name, size in sizes.items() if size is None]
-    left = _unused((name for name in inputs if name not in entry.parameters), given)
-    left = [name for name in left if not inputs[name].get("optional")]
-    given |= _in_order(missing, left, note)
+    unused_inputs = _unused((name for name in inputs if name not in entry.parameters), arguments)
+    unused_inputs = [name for name in unused_inputs if not inputs[name].get("optional")]
+    arguments |= _in_order(missing, unused_inputs, note)
     if entry.open:
-        given |= {name: name for name in _unused((*left, *inputs), given)}
-    unused = _unused(inputs, given)
+        arguments |= {name: name for name in _unused((*unused_inputs, *inputs), arguments)}
+    unused = _unused(inputs, arguments)
     if unused:
         note(f"reference: it does not take the inputs {unused}")
-    return given
+    return arguments
 
 
-def _in_order(missing: Sequence[str], left: Sequence[str], note: Callable[[str], None]) -> dict[str, str]:
+def _in_order(missing: Sequence[str], inputs: Sequence[str], note: Callable[[str], None]) -> dict[str, str]:
     """Inputs for parameters that no input is named after: in order if there are as many, else None.
 
     A single parameter gets several inputs as a tuple: FlashInfer's caches of keys and values are such a parameter.
     """
-    if len(missing) == len(left):
-        return dict(zip(missing, left, strict=True))
-    if len(missing) == 1 and left:
-        note(f"reference: its parameter {missing[0]} is no input; it gets a tuple of {', '.join(left)}")
-        return {missing[0]: f"({', '.join(left)})"}
+    if len(missing) == len(inputs):
+        return dict(zip(missing, inputs, strict=True))
+    if len(missing) == 1 and inputs:
+        note(f"reference: its parameter {missing[0]} is no input; it gets a tuple of {', '.join(inputs)}")
+        return {missing[0]: f"({', '.join(inputs)})"}
     for name in missing:
         note(f"reference: its parameter {name} is no input; None is passed")
     return dict.fromkeys(missing, "None")
@@ -281,9 +281,9 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
     if not named:
         return Dialect.PUBLISHED
     # What a published definition must have is left to the API's caller: a dtype, or `run`.
-    left = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in OPEN_DTYPES for spec in specs)
+    undecided = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in OPEN_DTYPES for spec in specs)
     functions = _functions(value.get("reference"))  # if it is no Python, the model will refuse it
-    incomplete = left or "reference" not in value or (functions and "run" not in functions)
+    incomplete = undecided or "reference" not in value or (functions and "run" not in functions)
     return Dialect.TRACE_DUMP if incomplete else Dialect.PUBLISHED
 
 
@@ -291,9 +291,9 @@ def _after(name: str, spec: Json, outputs: Json) -> str | None:
     """The dtype of the output with an input's shape and last word of its name, such as `new_state` for `state`."""
     word = name.rpartition("_")[2]
     stated = (
-        str(one.get("dtype"))
-        for other, one in sorted(outputs.items(), key=lambda item: item[0] != name)
-        if isinstance(one, dict) and one.get("shape") == spec["shape"] and other.rpartition("_")[2] == word
+        str(after.get("dtype"))
+        for key, after in sorted(outputs.items(), key=lambda item: item[0] != name)
+        if isinstance(after, dict) and after.get("shape") == spec["shape"] and key.rpartition("_")[2] == word
     )
     dtypes = (DTYPES.get(dtype, dtype) for dtype in stated)
     return next((dtype for dtype in dtypes if dtype in set(DType) - {DType.STRING, DType.UNKNOWN}), None)
@@ -369,28 +369,28 @@ class Normaliser:
 
     def _constraints(self, turned: Json) -> list[str]:
         """The constraints, and those that names and descriptions state about axes without one."""
-        found = turned.get("constraints") or []
-        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        constraints = turned.get("constraints") or []
+        if not isinstance(constraints, list) or not all(isinstance(text, str) for text in constraints):
             return []  # the model will refuse them
         sizes = {name: axis.get("value") for name, axis in turned["axes"].items() if isinstance(axis, dict)}
         const = {name: size for name, size in sizes.items() if type(size) is int}
-        met = given = [names(text) for text in found]
+        met = stated = [names(text) for text in constraints]
         impossible = 0
         for text, why in stated_constraints(turned["axes"], turned["inputs"], turned.get("tags")):
             own_names = names(text)
-            if any(own_names <= other for other in given):
+            if any(own_names <= names_of_one for names_of_one in stated):
                 continue
-            axes = [name for name in sizes if any(name in one for one in (*met, own_names))]
-            own = {name: size for name, size in const.items() if name in axes}
-            wanted = dict.fromkeys(set(axes) - own.keys(), 1)
-            if System(tuple(axes), (*found, text)).solve(own, wanted) is not None:
+            axes = [name for name in sizes if any(name in used for used in (*met, own_names))]
+            const_of_axes = {name: size for name, size in const.items() if name in axes}
+            wanted = dict.fromkeys(set(axes) - const_of_axes.keys(), 1)
+            if System(tuple(axes), (*constraints, text)).solve(const_of_axes, wanted) is not None:
                 self._note(f"{text}: taken from {why}")
-                found, met = [*found, text], [*met, own_names]
+                constraints, met = [*constraints, text], [*met, own_names]
                 continue
             impossible += 1
             if impossible == MOST_IMPOSSIBLE:
                 break
-        return found
+        return constraints
 
     def _spec(self, where: str, spec: Any) -> Any:  # noqa: ANN401 - any JSON value
         """A tensor's spec in the model's terms; what is no object is left for the model to refuse."""

@@ -148,9 +148,9 @@ def _from_pypi(source: PypiSource, scratch: Path) -> Path:
         unpack(archive, scratch / "unpacked", folder=source.folder)
     except TraceproofError as error:
         raise TraceproofError(f"dataset.pypi: {error}") from error
-    found = scratch / "unpacked" / source.folder
-    _check(found, f"dataset.pypi: folder {source.folder!r} of {archive.name}")
-    return found
+    dataset = scratch / "unpacked" / source.folder
+    _check(dataset, f"dataset.pypi: folder {source.folder!r} of {archive.name}")
+    return dataset
 
 
 def _from_git(source: GitSource, scratch: Path) -> Path:
@@ -167,12 +167,12 @@ def _from_git(source: GitSource, scratch: Path) -> Path:
         what = f"dataset.git: commit {source.commit} of {source.url} could not be fetched"
         todo = "Check the URL, the commit (all 40 digits, pushed there) and your git credentials."
         raise TraceproofError(what, problems=[error.what, *error.problems], todo=todo) from error
-    found = target / source.folder
-    if not found.resolve().is_relative_to(target.resolve()):
+    dataset = target / source.folder
+    if not dataset.resolve().is_relative_to(target.resolve()):
         raise TraceproofError(f"dataset.git: folder {source.folder!r} lies outside the repository")
-    _check(found, f"dataset.git: folder {source.folder!r} of {source.url} at {source.commit[:12]}")
+    _check(dataset, f"dataset.git: folder {source.folder!r} of {source.url} at {source.commit[:12]}")
     shutil.rmtree(target / ".git")
-    return found
+    return dataset
 
 
 def untouched(folder: Path) -> bool:
@@ -189,7 +189,7 @@ def scan_digest(folder: Path) -> str:
 
     It tells when to plan again: 5,000 files take well under a second. The plan itself goes by content.
     """
-    found = [
+    files = [
         (path.name, status.st_size, status.st_mtime_ns)
         for path in folder.glob("*.json")  # dumped traces
         if path.name != FETCHED and path.is_file() and (status := path.stat())
@@ -202,5 +202,5 @@ def scan_digest(folder: Path) -> str:
                     waiting.append(entry.path)
                 else:
                     status = entry.stat()
-                    found.append((os.path.relpath(entry.path, folder), status.st_size, status.st_mtime_ns))
-    return digest_json(sorted(found))
+                    files.append((os.path.relpath(entry.path, folder), status.st_size, status.st_mtime_ns))
+    return digest_json(sorted(files))

@@ -95,10 +95,10 @@ def stated_constraints(
     """Constraints on axes, integers and texts that names, descriptions and tags state: (constraint, source)."""
     for name in axes:
         for pattern, relation in RELATIONS:
-            parts = found.groupdict() if (found := pattern.match(name)) else {}
-            one, by = _axis(parts.get("one", ""), axes), parts.get("by", "1").replace("one", "1")
-            if one and (by in axes or by.isdigit()):
-                yield relation.format(name=name, one=one, by=by), f"the name of axes.{name}"
+            parts = match.groupdict() if (match := pattern.match(name)) else {}
+            axis, by = _axis(parts.get("one", ""), axes), parts.get("by", "1").replace("one", "1")
+            if axis and (by in axes or by.isdigit()):
+                yield relation.format(name=name, one=axis, by=by), f"the name of axes.{name}"
         yield from _blocks(name, axes, inputs)
         only = ONLY.search(str(axes[name].get("description"))) if isinstance(axes[name], dict) else None
         if only and "value" not in axes[name]:
@@ -130,8 +130,8 @@ def _described(
 def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
     """Sizes that a description lists, one per axis, as in `(32, 4, N//128, 1)`."""
     shape = [str(axis) for axis in spec["shape"]] if isinstance(spec.get("shape"), list) else []
-    for found in LISTED.finditer(str(spec.get("description"))):
-        sizes = [size.strip() for size in found[1].split(",")]
+    for match in LISTED.finditer(str(spec.get("description"))):
+        sizes = [size.strip() for size in match[1].split(",")]
         known = all(size.isdigit() or set() < names(size) <= set(axes) for size in sizes)
         if len(sizes) == len(shape) and known:
             pairs = dict(zip(shape, sizes, strict=True)).items()
@@ -141,17 +141,17 @@ def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
 
 def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Constraint of an axis that counts blocks: values per scale, by a description or by the format."""
-    found = BLOCKS.fullmatch(name)
-    one = _axis(found["one"], axes) if found else None
-    if found is None or one is None:
+    match = BLOCKS.fullmatch(name)
+    axis = _axis(match["one"], axes) if match else None
+    if match is None or axis is None:
         return
     for where, spec in inputs.items():
         values = OVER.search(str(spec.get("description"))) if isinstance(spec, dict) else None
         if values and name in (spec.get("shape") or ()):
-            yield f"{one} == {values[1]} * {name}", f"the description of inputs.{where}"
+            yield f"{axis} == {values[1]} * {name}", f"the description of inputs.{where}"
             return
-    block = "block_k" if "block_k" in axes else BLOCK[found["format"]]
-    yield f"{one} == {block} * {name}", f"the name of axes.{name}"
+    block = "block_k" if "block_k" in axes else BLOCK[match["format"]]
+    yield f"{axis} == {block} * {name}", f"the name of axes.{name}"
 
 
 def _axis(word: str, axes: Collection[str]) -> str | None:

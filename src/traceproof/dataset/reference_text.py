@@ -57,8 +57,8 @@ def assigned(reference: str) -> Mapping[str, int | float]:
 def numbers(reference: str) -> tuple[tuple[int | float, int], ...]:
     """(number, line) of every number."""
     constants = (node for node in ast.walk(parsed(reference)) if isinstance(node, ast.Constant))
-    found = ((node.value, node.lineno) for node in constants if isinstance(node.value, int | float))
-    return tuple((value, line) for value, line in found if value is not True)
+    pairs = ((node.value, node.lineno) for node in constants if isinstance(node.value, int | float))
+    return tuple((value, line) for value, line in pairs if value is not True)
 
 
 def renumbered(reference: str, changes: Mapping[int, int]) -> str:
@@ -83,17 +83,17 @@ def added_to_weight(reference: str) -> float:
     for node in ast.walk(parsed(reference)):
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             continue
-        for side, other in ((node.left, node.right), (node.right, node.left)):
-            names = {one.id for one in ast.walk(side) if isinstance(one, ast.Name)}
-            if "weight" in names <= {"weight", "torch"} and isinstance(other, ast.Constant):
-                return other.value if isinstance(other.value, int | float) else 0.0
+        for side, addend in ((node.left, node.right), (node.right, node.left)):
+            names = {node_in_side.id for node_in_side in ast.walk(side) if isinstance(node_in_side, ast.Name)}
+            if "weight" in names <= {"weight", "torch"} and isinstance(addend, ast.Constant):
+                return addend.value if isinstance(addend.value, int | float) else 0.0
     return 0.0
 
 
 @cache
 def activation(reference: str) -> str | None:
     """Its activation: `silu`, `gelu` (by the error function) or `gelu_tanh`; None: none or several."""
-    found, nodes = set(), list(ast.walk(parsed(reference)))
+    activations, nodes = set(), list(ast.walk(parsed(reference)))
     cubic = any(isinstance(node, ast.Constant) and node.value == CUBIC for node in nodes)
     for node in nodes:
         if not isinstance(node, ast.Call) or (name := _called(node)) not in ACTIVATIONS:
@@ -101,11 +101,11 @@ def activation(reference: str) -> str | None:
         # Of a product either is a part of several activations: gelu_tanh has sigmoid(2 y), silu has tanh(x / 2).
         product = isinstance(node.args[0] if node.args else getattr(node.func, "value", None), ast.BinOp)
         if name in {"sigmoid", "tanh"} and (cubic or product):
-            found |= {"gelu_tanh"} if cubic else set()
+            activations |= {"gelu_tanh"} if cubic else set()
             continue
-        by_tanh = any(one.arg == "approximate" and _literal(one.value) == "tanh" for one in node.keywords)
-        found.add("gelu_tanh" if by_tanh else ACTIVATIONS[name])
-    return found.pop() if len(found) == 1 else None
+        by_tanh = any(kw.arg == "approximate" and _literal(kw.value) == "tanh" for kw in node.keywords)
+        activations.add("gelu_tanh" if by_tanh else ACTIVATIONS[name])
+    return activations.pop() if len(activations) == 1 else None
 
 
 @cache
@@ -125,17 +125,17 @@ def experts_with_weights(reference: str) -> str:
 @cache
 def implied_constraints(reference: str, axes: frozenset[str]) -> tuple[str, ...]:
     """Constraints on axes that divisions and assertions imply; a local with an axis' name is taken for it."""
-    found, asserted = [], []
+    divisibility, asserted = [], []
     for node in ast.walk(parsed(reference)):
         match node:
             case ast.BinOp(left=ast.Name(id=left), op=ast.FloorDiv(), right=ast.Name() | ast.Constant() as by):
                 right = ast.unparse(by)
                 if left in axes and (right in axes or right.isdigit()):
-                    found.append(f"{left} % {right} == 0 and {left} >= {right}")
+                    divisibility.append(f"{left} % {right} == 0 and {left} >= {right}")
             case ast.Assert(test=test):
-                names = {one.id for one in ast.walk(test) if isinstance(one, ast.Name)}
+                names = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
                 asserted += [ast.unparse(test)] if names and names <= set(axes) else []
-    return (*dict.fromkeys(found), *asserted)
+    return (*dict.fromkeys(divisibility), *asserted)
 
 
 @cache
@@ -154,7 +154,7 @@ def pairing(reference: str) -> str | None:
         cached |= _stored(node for node in assignments if _is_part_of(node.value, cached))
     signs = {sign for node in nodes if (sign := _sign(node, halves, cached))}
     choices = (node for node in nodes if isinstance(node, ast.If | ast.IfExp) and node.orelse)
-    if any(_sign(one, halves, cached) for node in choices for one in ast.walk(node)):
+    if any(_sign(part, halves, cached) for node in choices for part in ast.walk(node)):
         return None
     joins = any(isinstance(node, ast.Call) and _called(node) in {"cat", "concat", "concatenate"} for node in nodes)
     if not signs:
@@ -174,7 +174,7 @@ def _sign(node: ast.AST, halves: Collection[str], cached: Collection[str]) -> st
         if SECOND.search(ast.unparse(node.slice)):
             return NEIGHBOURS
         bounds = [
-            part for one in ast.walk(node.slice) if isinstance(one, ast.Slice) for part in (one.lower, one.upper)
+            part for cut in ast.walk(node.slice) if isinstance(cut, ast.Slice) for part in (cut.lower, cut.upper)
         ]
         texts = [ast.unparse(part).removeprefix("-") for part in bounds if part is not None]
         cuts = any(HALF.search(text) or text in halves for text in texts)
@@ -204,12 +204,12 @@ def _is_number(node: ast.expr | None, number: int) -> bool:
     return node is not None and _literal(node) == number
 
 
-def _is_part_of(node: ast.expr, found: Collection[str]) -> bool:
+def _is_part_of(node: ast.expr, names: Collection[str]) -> bool:
     """Whether a value is a part of one of these names: rows, a cast or a slice; not a value computed from it."""
     root = _root(node)
     if root in MODULES and isinstance(node, ast.Call):  # torch.index_select(cache, 0, positions)
-        return any(_root(argument) in found for argument in node.args)
-    return root in found
+        return any(_root(argument) in names for argument in node.args)
+    return root in names
 
 
 def _root(node: ast.AST) -> str | None:

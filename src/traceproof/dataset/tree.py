@@ -47,11 +47,11 @@ def strict_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
     """
 
     def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        by_key = dict(pairs)
+        if len(by_key) < len(pairs):
             repeated = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             raise ValueError(f"an object has the keys {repeated} more than once")
-        return found
+        return by_key
 
     return json.loads(text, object_pairs_hook=whole)
 
@@ -183,15 +183,15 @@ class DatasetTree:
     @cached_property
     def workload_files(self) -> Mapping[str, tuple[Path, ...]]:
         """Workload files relative to the root, by the definition in their name."""
-        found: dict[str, tuple[Path, ...]] = {}
+        by_name: dict[str, tuple[Path, ...]] = {}
         for path in sorted((self.root / "workloads").rglob("*.jsonl")):
-            found[path.stem] = (*found.get(path.stem, ()), path.relative_to(self.root))
-        return MappingProxyType(found)
+            by_name[path.stem] = (*by_name.get(path.stem, ()), path.relative_to(self.root))
+        return MappingProxyType(by_name)
 
     @property
     def op_types(self) -> set[str]:
         """Op_types of its definitions, and folders of broken files."""
-        return {one.definition.op_type for one in self.definitions.values()} | set(map(group_of, self.broken))
+        return {entry.definition.op_type for entry in self.definitions.values()} | set(map(group_of, self.broken))
 
     def workloads(self, name: str) -> Workloads:
         """Read the workload lines of definition `name`, which need not exist."""
@@ -390,17 +390,17 @@ class Selected:
     definitions: tuple[str, ...] = ()
 
 
-def selected_by(words: Sequence[str], dataset: Callable[[], Path], given: Path | None = None) -> Selected:
+def selected_by(words: Sequence[str], dataset: Callable[[], Path], folder: Path | None = None) -> Selected:
     """Select op_types and definitions of one dataset by the user's words: names, files of definitions, folders.
 
-    The dataset's own folder selects all. `dataset` returns the folder in which names are looked up; `given` is
+    The dataset's own folder selects all. `dataset` returns the folder in which names are looked up; `folder` is
     the one that the user named, if any. Raises TraceproofError: a word is none of these, a file can not be used,
     or paths lead to several datasets.
     """
     named = [word for word in words if "/" in word or word.endswith(".json") or word in {".", ".."}]
     paths = {word: Path(word).expanduser().resolve() for word in named}
     names = {path: read_file(path).name for path in paths.values() if not path.is_dir()}
-    roots = {root_of(path) for path in paths.values()} | ({given.expanduser().resolve()} if given else set())
+    roots = {root_of(path) for path in paths.values()} | ({folder.expanduser().resolve()} if folder else set())
     if len(roots) > 1:
         listed = [str(root) for root in sorted(roots)]
         what = "these lie in several datasets"
@@ -424,8 +424,8 @@ def selected_by(words: Sequence[str], dataset: Callable[[], Path], given: Path |
         problems = [printable(broken.message) for broken in tree.broken if group_of(broken) in op_types]
         if problems:
             raise TraceproofError(f"files of {', '.join(op_types)} can not be used", problems=problems)
-        found = (name for name, entry in tree.definitions.items() if entry.definition.op_type in op_types)
-        return Selected(root=root, definitions=(*dict.fromkeys((*definitions, *found)),))
+        of_op_types = (name for name, entry in tree.definitions.items() if entry.definition.op_type in op_types)
+        return Selected(root=root, definitions=(*dict.fromkeys((*definitions, *of_op_types)),))
     return Selected(root=root, op_types=tuple(op_types), definitions=tuple(definitions))
 
 
@@ -453,11 +453,11 @@ def _expect_counted(tree: DatasetTree, path: Path, name: str) -> None:
 def _op_types_below(tree: DatasetTree, path: Path) -> list[str]:
     """Op_types of the definitions in a folder of a dataset. Raises TraceproofError: it has none."""
     below = path.relative_to(tree.root)
-    found = [one.definition.op_type for one in tree.definitions.values() if one.path.is_relative_to(below)]
-    found += [group_of(one) for one in tree.broken if one.path.is_relative_to(below)]
-    if not found:
+    types = [entry.definition.op_type for entry in tree.definitions.values() if entry.path.is_relative_to(below)]
+    types += [group_of(broken) for broken in tree.broken if broken.path.is_relative_to(below)]
+    if not types:
         raise TraceproofError(f"{path} holds no definitions", todo=f"Give another folder of {tree.root}.")
-    return found
+    return types
 
 
 def _is_op_type(tree: DatasetTree, word: str) -> bool:

@@ -156,26 +156,26 @@ def parallelisms(
         problems = [f"--{name}: {value!r}; allowed: 1 and up, or all" for name, value in wrong]
         raise TraceproofError("the parallelism cannot be used", problems=problems)
     if not tp and not ep:
-        found = tuple(usual)
+        pairs = tuple(usual)
     else:
         every = divisors(config)
         spread = every if ALL in ep else list(map(int, ep)) or [1]  # ranks that experts are spread over
-        ranks = [one for one in every if _fits(config, Parallel(one, 1))] if ALL in tp else list(map(int, tp))
+        ranks = [size for size in every if _fits(config, Parallel(size, 1))] if ALL in tp else list(map(int, tp))
         ranks = ranks or ([1] if ALL in ep else [max(spread)])
-        found = tuple(Parallel(one, other) for one, other in product(ranks, spread) if one % other == 0)
+        pairs = tuple(Parallel(t, e) for t, e in product(ranks, spread) if t % e == 0)
         if ALL in ep:
-            found = tuple(pair for pair in found if _fits(config, pair))
-            for one in () if found else ranks:  # none fits, which raises the reason
-                check(config, Parallel(one, 1), where="config.json")
-        elif unused := [one for one in dict.fromkeys(spread) if one not in {pair.ep for pair in found}]:
+            pairs = tuple(pair for pair in pairs if _fits(config, pair))
+            for size in () if pairs else ranks:  # none fits, which raises the reason
+                check(config, Parallel(size, 1), where="config.json")
+        elif unused := [size for size in dict.fromkeys(spread) if size not in {pair.ep for pair in pairs}]:
             todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
             raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)
     if dp == 1:
-        return found
-    if bad := [one.tp for one in found if dp < 1 or one.tp % dp]:
+        return pairs
+    if bad := [pair.tp for pair in pairs if dp < 1 or pair.tp % dp]:
         what = f"dp-attention: {dp} does not divide tp of {bad}"
         raise TraceproofError(what, todo="Attention is spread over the ranks of tp.")
-    return tuple(one._replace(dp=dp) for one in found)
+    return tuple(pair._replace(dp=dp) for pair in pairs)
 
 
 def divisors(config: Mapping[str, Any]) -> list[int]:

@@ -27,22 +27,22 @@ def modules_of(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> di
         groups.setdefault((module.path, module.class_name), []).append(module)
     holders = {(module.parent, module.parent_class) for module in reading.modules}
     keys: dict[tuple[str, str], str] = {}
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for place, members in groups.items():
         most = max(members, key=lambda module: module.count)
         holder = keys.get((most.parent or "", most.parent_class or "")) if most.parent is not None else None
         last = place[0].rpartition(".")[2]
         name = place[1] if last in {"", "*"} else last
-        name = f"{holder}_{name}" if name in found and holder is not None else name
+        name = f"{holder}_{name}" if name in by_name and holder is not None else name
         numbered = chain([name], (f"{name}_{number}" for number in count(2)))
-        keys[place] = key = next(free for free in numbered if free not in found)
-        found[key] = {
+        keys[place] = key = next(free for free in numbered if free not in by_name)
+        by_name[key] = {
             "count": sum(module.count for module in members),
             **({} if holder is None else {"parent": holder}),
             "type": "block" if place in holders else "layer",
             "definitions": list(definitions.get(place[0], ())),
         }
-    return found
+    return by_name
 
 
 def typescript(model: Mapping[str, Any]) -> str:

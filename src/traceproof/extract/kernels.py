@@ -36,17 +36,17 @@ class Unmapped:
 
 def merged(kernels: Iterable[KernelCall]) -> list[KernelCall]:
     """Kernel calls with equal ones merged and their counts added, in order of first appearance."""
-    found: dict[tuple[str, tuple[tuple[str, Fact], ...]], list[KernelCall]] = {}
-    for one in kernels:
-        found.setdefault((one.kind, one.facts), []).append(one)
+    calls_by_facts: dict[tuple[str, tuple[tuple[str, Fact], ...]], list[KernelCall]] = {}
+    for call in kernels:
+        calls_by_facts.setdefault((call.kind, call.facts), []).append(call)
     return [
         KernelCall(
             *key,
-            count=sum(one.count for one in calls),
-            paths=tuple(dict.fromkeys(path for one in calls for path in one.paths)),
-            note=next((one.note for one in calls if one.note), ""),
+            count=sum(call.count for call in calls),
+            paths=tuple(dict.fromkeys(path for call in calls for path in call.paths)),
+            note=next((call.note for call in calls if call.note), ""),
         )
-        for key, calls in found.items()
+        for key, calls in calls_by_facts.items()
     ]
 
 
@@ -61,7 +61,7 @@ def from_reading(reading: Reading) -> tuple[list[KernelCall], list[Unmapped]]:
             continue
         readers = (extraction.calls.get(module.kind) for extraction in extractions())
         answers = (call(module, reading) for call in readers if call is not None)
-        call_or_reason = next((one for one in answers if one is not None), None)
+        call_or_reason = next((answer for answer in answers if answer is not None), None)
         if isinstance(call_or_reason, KernelCall):
             kernels.append(call_or_reason)
             continue
@@ -87,16 +87,16 @@ def _encoders(modules: Sequence[ModelModule]) -> dict[str, str]:
         is_part = bool(module.path) and module.path.count(".") <= 1 and "*" not in module.path
         if not is_part or module.kind not in HOLDERS:
             continue
-        inner = [one for one in modules if _below(one.path, module.path)]
-        kinds = {one.kind for one in inner}
+        inner = [inner_module for inner_module in modules if _below(inner_module.path, module.path)]
+        kinds = {inner_module.kind for inner_module in inner}
         if DECODERS & kinds or kinds <= set(STRUCTURE):
             continue
         aside[module.path] = module
-        if any(one.path.endswith(".*") for one in inner):
+        if any(inner_module.path.endswith(".*") for inner_module in inner):
             layered.add(module.parent)
-    found = {path: one.class_name for path, one in aside.items() if one.parent in layered}
-    nested = {path for path in found if any(_below(path, one) for one in found if one != path)}
-    return {path: name for path, name in found.items() if path not in nested}
+    encoders = {path: part.class_name for path, part in aside.items() if part.parent in layered}
+    nested = {path for path in encoders if any(_below(path, holder) for holder in encoders if holder != path)}
+    return {path: name for path, name in encoders.items() if path not in nested}
 
 
 def confirmed(
@@ -124,7 +124,7 @@ def drafts(kernels: Iterable[KernelCall], choice: Choice) -> tuple[list[tuple[Ke
     Definitions follow the dataset's conventions, which were read off the published ones of each op_type. A `Draft`
     is a definition before it is known which models share it.
     """
-    found: list[tuple[KernelCall, Draft]] = []
+    drafted_calls: list[tuple[KernelCall, Draft]] = []
     unmapped: list[Unmapped] = []
     makers = [extraction.drafts for extraction in extractions()]
     for kernel in kernels:
@@ -133,8 +133,8 @@ def drafts(kernels: Iterable[KernelCall], choice: Choice) -> tuple[list[tuple[Ke
             if isinstance(draft, str):
                 unmapped.append(Unmapped(", ".join(kernel.paths), kernel.kind, kernel.count, draft))
             else:
-                found.append((kernel, draft))
-    return found, unmapped
+                drafted_calls.append((kernel, draft))
+    return drafted_calls, unmapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +183,17 @@ class Clash:
 
 def collect(needed: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition], list[Clash]]:
     """Each kernel once, in order of first use, and name clashes: of two with one name the second gets `_v2`."""
-    found: dict[str, WantedDefinition] = {}
+    by_name: dict[str, WantedDefinition] = {}
     clashes: dict[str, Clash] = {}
     for draft, use in needed:
         base = drafted(draft)
         name = draft.name
         for version in count(2):
-            first = found.setdefault(name, WantedDefinition(name, draft))
+            first = by_name.setdefault(name, WantedDefinition(name, draft))
             differences = meaning_differences(drafted(first.draft), base)
             if not differences:
                 first.uses.append(use)
                 break
             name = f"{draft.name}_v{version}"
             clashes.setdefault(name, Clash(draft.name, name, tuple(differences)))
-    return list(found.values()), list(clashes.values())
+    return list(by_name.values()), list(clashes.values())

@@ -99,16 +99,16 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     from traceproof.run.untrusted import CallError, CaseResult, loaded
 
     op, no_oracle = registry.for_definition(definition)
-    found: dict[str, Any] = {"cases": 0, "problems": [], "no_oracle": no_oracle, "too_large": 0}
+    result: dict[str, Any] = {"cases": 0, "problems": [], "no_oracle": no_oracle, "too_large": 0}
     if no_oracle is not None:
-        return found
+        return result
     cases = []
     for case in op.cases(definition, sizes=("small",), seed=0):
         need = op.memory(definition, case)
-        found["too_large"] += need > MEMORY_LIMIT
+        result["too_large"] += need > MEMORY_LIMIT
         if need <= MEMORY_LIMIT:
-            own: dict[str, Any] = {"trials": 0, "skip": None, "large": False, "nonce": 0}
-            cases.append(PlannedCase(case=case, digest=case.digest, memory=need, **own))
+            others: dict[str, Any] = {"trials": 0, "skip": None, "large": False, "nonce": 0}
+            cases.append(PlannedCase(case=case, digest=case.digest, memory=need, **others))
     problems: list[str] = []
     settings = EngineSettings(environments={MAIN: this_interpreter(on_gpu=False)}, limits=LIMITS)
     try:
@@ -130,20 +130,20 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
                     elif output in definition.outputs and ruling.verdict is not Verdict.PASS:
                         problems.append(f"{drawn.planned.id}: {output}: {ruling.message}")
     except CallError as error:  # the policy refuses it
-        return found | {"problems": [str(error)]}
-    return found | {"cases": len(cases), "problems": problems}
+        return result | {"problems": [str(error)]}
+    return result | {"cases": len(cases), "problems": problems}
 
 
-def meaning_differences(one: Definition, other: Definition) -> list[str]:
+def meaning_differences(ours: Definition, theirs: Definition) -> list[str]:
     """Why the two are different kernels, one line per field; empty: the same kernel, as far as text tells.
 
     Ignored are descriptions, tags, const axes that no tensor has, and constraints, which only repeat what tensors
     say. References are compared by the constants in them, not by behaviour (see `check`).
     """
     differences = []
-    if one.op_type != other.op_type:
-        differences.append(f"op_type: {one.op_type} and {other.op_type}")
-    for kind, specs, others in (("inputs", one.inputs, other.inputs), ("outputs", one.outputs, other.outputs)):
+    if ours.op_type != theirs.op_type:
+        differences.append(f"op_type: {ours.op_type} and {theirs.op_type}")
+    for kind, specs, others in (("inputs", ours.inputs, theirs.inputs), ("outputs", ours.outputs, theirs.outputs)):
         if list(specs) != list(others):
             differences.append(f"{kind}: {', '.join(specs)} and {', '.join(others)}")
             continue
@@ -151,22 +151,22 @@ def meaning_differences(one: Definition, other: Definition) -> list[str]:
             left, right = getattr(spec, part), getattr(others[name], part)
             if left != right:
                 differences.append(f"{kind}.{name}.{part}: {_text(left)} and {_text(right)}")
-    for name in sorted(_used_axes(one) | _used_axes(other)):
-        if name in one.axes and name in other.axes:  # else a tensor's shape differs and was reported
-            left, right = (each.const_axes.get(name, "var") for each in (one, other))
+    for name in sorted(_used_axes(ours) | _used_axes(theirs)):
+        if name in ours.axes and name in theirs.axes:  # else a tensor's shape differs and was reported
+            left, right = (each.const_axes.get(name, "var") for each in (ours, theirs))
             if left != right:
                 differences.append(f"axes.{name}: {left} and {right}")
-    of_one, of_other = hidden_constants(one), hidden_constants(other)
-    differing = (name for name in of_one if of_one[name] != of_other.get(name, of_one[name]))
-    return differences + [f"reference: {name} is {of_one[name]:g} and {of_other[name]:g}" for name in differing]
+    of_ours, of_theirs = hidden_constants(ours), hidden_constants(theirs)
+    differing = (name for name in of_ours if of_ours[name] != of_theirs.get(name, of_ours[name]))
+    return differences + [f"reference: {name} is {of_ours[name]:g} and {of_theirs[name]:g}" for name in differing]
 
 
-def notes(one: Definition, other: Definition) -> list[str]:
+def notes(ours: Definition, theirs: Definition) -> list[str]:
     """Differences that do not make another kernel."""
     lines = []
-    if spare := sorted((one.axes.keys() ^ other.axes.keys()) - _used_axes(one) - _used_axes(other)):
+    if spare := sorted((ours.axes.keys() ^ theirs.axes.keys()) - _used_axes(ours) - _used_axes(theirs)):
         lines.append(f"axes that no tensor has, on one side only: {', '.join(spare)}")
-    left, right = set(one.constraints or ()), set(other.constraints or ())
+    left, right = set(ours.constraints or ()), set(theirs.constraints or ())
     if left != right:
         lines.append(f"constraints on one side only: {', '.join(sorted(left ^ right))}")
     return lines
@@ -184,8 +184,8 @@ def _used_axes(definition: Definition) -> set[str]:
 def hidden_constants(definition: Definition) -> dict[str, float]:
     """Constants by meaning; an axis of that name counts if the reference has none."""
     stated = {**definition.const_axes, **assigned(definition.reference)}
-    found = {meaning: next((stated[n] for n in names if n in stated), None) for meaning, names in HIDDEN.items()}
-    return {meaning: value for meaning, value in found.items() if value is not None}
+    known = {meaning: next((stated[n] for n in names if n in stated), None) for meaning, names in HIDDEN.items()}
+    return {meaning: value for meaning, value in known.items() if value is not None}
 
 
 Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[CheckResult]]
@@ -216,12 +216,12 @@ def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) 
     by_name = {definition.name: _held(definition, dataset) for definition in extracted}
     pairs = []  # the same by fields, with other references
     for definition in extracted:
-        other = by_name[definition.name]
-        if other is None or other.reference == definition.reference or meaning_differences(definition, other):
+        held = by_name[definition.name]
+        if held is None or held.reference == definition.reference or meaning_differences(definition, held):
             continue
-        pairs.append((definition, other.reference))
+        pairs.append((definition, held.reference))
     findings = dict(zip((definition.name for definition, _ in pairs), behaviour(pairs), strict=True))
-    return [_decide(one, by_name[one.name], findings.get(one.name), dataset) for one in extracted]
+    return [_decide(ours, by_name[ours.name], findings.get(ours.name), dataset) for ours in extracted]
 
 
 def _held(definition: Definition, dataset: Path) -> Definition | None:
@@ -238,13 +238,13 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
 
 
 def _decide(
-    definition: Definition, other: Definition | None, finding: CheckResult | None, dataset: Path
+    definition: Definition, held: Definition | None, finding: CheckResult | None, dataset: Path
 ) -> MergeResult:
-    """Compare with the dataset's (`other`): new, the same, same but for tags, or a conflict under another name."""
-    if other is None:
+    """Compare with the dataset's (`held`): new, the same, same but for tags, or a conflict under another name."""
+    if held is None:
         return MergeResult(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
-    differences = meaning_differences(definition, other)
-    remarks = notes(definition, other)
+    differences = meaning_differences(definition, held)
+    remarks = notes(definition, held)
     if finding is not None:
         wrong = [problem for problem in finding.problems if not problem.startswith("edge-")]
         edges = [problem for problem in finding.problems if problem.startswith("edge-")]
@@ -261,7 +261,7 @@ def _decide(
                 break
         text = None if taken is not None else json_text(renamed.as_json() | {"name": renamed.name})
         return MergeResult(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(remarks), text)
-    missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in other.tags]
+    missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in held.tags]
     if not missing:
         return MergeResult(definition.name, definition.op_type, "same", notes=tuple(remarks))
     raw = dataset / "definitions" / definition.op_type / f"{definition.name}.json"

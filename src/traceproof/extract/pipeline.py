@@ -216,7 +216,7 @@ def to_review(extraction: ExtractionResult) -> list[str]:
         if result.status == "conflict"
     ]
     clashes = extraction.clashes
-    lines += [f"conflict between models: {one.renamed}: {'; '.join(one.differences)}" for one in clashes]
+    lines += [f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}" for clash in clashes]
     lines += [f"not written: {item.name}: no oracle: {finding.no_oracle}" for item, finding in extraction.refused]
     for label, items in extraction.unmapped.items():
         lines.append(summary(label, extraction.described[label], items))
@@ -250,7 +250,7 @@ def as_json(extraction: ExtractionResult) -> dict[str, Any]:
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
         "described": extraction.described,
         "not_described": {
-            label: [{name.removesuffix("_name"): value for name, value in asdict(left).items()} for left in items]
+            label: [{name.removesuffix("_name"): value for name, value in asdict(call).items()} for call in items]
             for label, items in extraction.unmapped.items()
         },
         "readings": {
@@ -345,7 +345,7 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
     definitions are written, and the report names it. Raises TraceproofError: a model can not be read, or a
     reference is wrong.
     """
-    models = [model_of(one.name, config=one.config, tp=one.tp, ep=one.ep) for one in choices]
+    models = [model_of(choice.name, config=choice.config, tp=choice.tp, ep=choice.ep) for choice in choices]
     extraction = extract(models, settings, say=say)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -359,7 +359,7 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
             (merged / DEFINITIONS).rename(out / DEFINITIONS)
     for line in to_review(extraction):
         say(line)
-    source = {"models": [one.model_dump(mode="json") for one in choices]}
+    source = {"models": [choice.model_dump(mode="json") for choice in choices]}
     write_json(out / FETCHED, {"source": source, "scan": scan_digest(out)})
     return extraction
 

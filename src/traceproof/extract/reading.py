@@ -24,13 +24,13 @@ READERS = 2  # at a time: each takes one core and up to 1 GB
 
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading, from the bootstrap's JSON."""
-    other = answer.get("second", {})
-    modules_seen = tuple(SeenModule(**item) for item in other.get("modules", ()))
+    second = answer.get("second", {})
+    modules_seen = tuple(SeenModule(**item) for item in second.get("modules", ()))
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         parallel=Parallel(answer["tp"], answer["ep"], answer.get("dp", 1)),
         modules=tuple(ModelModule(**item | {"uses": tuple(item.get("uses", ()))}) for item in answer["modules"]),
-        second=Second(modules_seen, other.get("absent") or other.get("problem") or ""),
+        second=Second(modules_seen, second.get("absent") or second.get("problem") or ""),
         loads=tuple(answer.get("loads", ())),
         unpacked=answer.get("unpacked", ""),
         **{name: answer[name] for name in ("architecture", "experts", "seconds", "peak_mb")},
@@ -58,10 +58,10 @@ class ReaderEnvironment:
 
         Raises TraceproofError: SGLang is absent, not supported, or does not accept the config.
         """
-        [found] = self.read_all([(config, parallel)])
-        if isinstance(found, TraceproofError):
-            raise found
-        return found
+        [reading] = self.read_all([(config, parallel)])
+        if isinstance(reading, TraceproofError):
+            raise reading
+        return reading
 
     def read_all(self, jobs: Sequence[tuple[Mapping[str, Any], Parallel]]) -> list[Reading | TraceproofError]:
         """Readings of several jobs, with SGLang started once; a job that SGLang refuses gives an error instead.

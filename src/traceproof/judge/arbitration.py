@@ -25,19 +25,19 @@ SAME_RATIO = 1e-3  # relative; a bfloat16 output of many elements shows its cons
 MOST = 3  # explanations given; where more fit, the case does not tell them apart
 
 
-def agree(one: torch.Tensor | None, other: torch.Tensor | None, expected: Expected) -> float | None:
+def agree(first: torch.Tensor | None, second: torch.Tensor | None, expected: Expected) -> float | None:
     """Half the distance of two answers over the limit that the judge allows each of them; at most 1: they agree.
 
     None where nothing can be said: an output is absent, there is no oracle to take the limit from, or the
     comparison is of sets or random draws.
     """
-    if one is None or other is None or "" not in expected.oracle:
+    if first is None or second is None or "" not in expected.oracle:
         return None
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return None
-    if one.shape != other.shape or one.dtype != other.dtype or one.shape != expected.oracle[""].shape:
+    if first.shape != second.shape or first.dtype != second.dtype or first.shape != expected.oracle[""].shape:
         return math.inf
-    return shares_limits(one, other, expected.oracle, expected.comparison)
+    return shares_limits(first, second, expected.oracle, expected.comparison)
 
 
 def explain(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> list[str]:
@@ -48,8 +48,8 @@ def explain(subject: Subject, output: str, actual: torch.Tensor, expected: Expec
     """
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return []
-    found = _affine(actual, expected)
-    return list(islice(chain(found, _known_bugs(subject, output, actual, expected)), MOST))
+    factors = _affine(actual, expected)
+    return list(islice(chain(factors, _known_bugs(subject, output, actual, expected)), MOST))
 
 
 def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:

@@ -218,16 +218,16 @@ class Slope:
         nearest = rows.expected.to(self._dtype)
         value = _rounded_values(rows.expected, nearest)
         both = rows.error * value, value * value  # products and energy of each element
-        of_rows = [one.sum(-1) for one in both]
+        of_rows = [sums.sum(-1) for sums in both]
         self._rows.add(*of_rows)
         if len(value) % rows.first == 0:
-            of_slices = [one.view(rows.first, -1).sum(-1) for one in of_rows]
+            of_slices = [sums.view(rows.first, -1).sum(-1) for sums in of_rows]
             self._slices.add(*of_slices)
-        of_columns = torch.stack([one.sum(0) for one in both])
+        of_columns = torch.stack([sums.sum(0) for sums in both])
         self._columns = of_columns if self._columns is None else self._columns + of_columns
         narrow = nearest if nearest.dtype.itemsize == 2 else nearest.to(torch.bfloat16)
         low_bits = narrow.view(torch.int16).flatten() & (VALUES - 1)
-        of_values = torch.stack([torch.bincount(low_bits, one.flatten(), minlength=VALUES) for one in both])
+        of_values = torch.stack([torch.bincount(low_bits, sums.flatten(), minlength=VALUES) for sums in both])
         self._values = of_values if self._values is None else self._values + of_values
 
     def result(self) -> tuple[float, float] | None:
@@ -237,11 +237,11 @@ class Slope:
         columns, values = _Groups(), _Groups()
         columns.add(*self._columns)
         values.add(*self._values)
-        if min(one.number(self._energy) for one in (self._rows, self._slices, values, columns)) < GROUPS:
+        if min(groups.number(self._energy) for groups in (self._rows, self._slices, values, columns)) < GROUPS:
             return None
         slope = self._product / self._energy
         # errors may be alike in one of these, and in columns besides
-        alike = max(one.variance(slope, self._energy) for one in (self._rows, self._slices, values))
+        alike = max(groups.variance(slope, self._energy) for groups in (self._rows, self._slices, values))
         chance = SIGMAS * math.sqrt(alike + columns.variance(slope, self._energy))
         return slope, self._allowed + chance
 
@@ -329,7 +329,7 @@ class CloseGate(_Gate[Close]):
             known = max(self._ratios.values())
             self._grouped = self._slope is not None and (bool(over.any()) or self._slope.largest_share > known)
             again = over | (~exact & (largest > known)) | self._grouped
-            self._due = [bool(one.any()) for one in again.split([one.shape[1] for one in self._chunks])]
+            self._due = [bool(part.any()) for part in again.split([part.shape[1] for part in self._chunks])]
         return self._due[chunk]
 
     def check(self, rows: Rows) -> None:

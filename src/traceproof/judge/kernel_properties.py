@@ -43,4 +43,4 @@ PROPERTIES: Mapping[str, Property] = {
     "load": Property("many times beside other work that fills the GPU, and on a part of it", demanded=False),
     "graph": Property("captured as a CUDA graph and replayed on other contents", demanded=False, must_run=False),
 }
-DEMANDED = tuple(name for name, one in PROPERTIES.items() if one.demanded)
+DEMANDED = tuple(name for name, measured in PROPERTIES.items() if measured.demanded)

@@ -74,11 +74,11 @@ class Figures:
         most = float(error.max()) if all_are_finite and a.numel() else math.inf
         # mostly none is worse than those known, and a search for the largest costs a tenth of the figures
         if len(self._worst) < WORST or most > self._worst[-1][0]:
-            found = _worst_of(error, actual, expected) if all_are_finite else worst(actual, expected)
-            for _, place in found:
+            largest = _worst_of(error, actual, expected) if all_are_finite else worst(actual, expected)
+            for _, place in largest:
                 if start:
                     place["index"][0] += start
-            self._worst = sorted([*self._worst, *found], key=lambda item: -item[0])[:WORST]
+            self._worst = sorted([*self._worst, *largest], key=lambda item: -item[0])[:WORST]
         if not a.numel():
             return
         share = error / allowed.clamp_min_(TINY)
@@ -101,7 +101,7 @@ class Figures:
         exponent = share.clamp_max_(2.0**high).view(torch.int64) >> FRACTION_BITS
         exponent.sub_(EXPONENT_OF_1 - 1 + low).clamp_(0, high - low)
         counts = torch.bincount(exponent, minlength=len(self._octaves)).tolist()
-        self._octaves = [one + more for one, more in zip(self._octaves, counts, strict=True)]
+        self._octaves = [before + more for before, more in zip(self._octaves, counts, strict=True)]
 
     def summary(self) -> dict[str, Any]:
         """The figures of all chunks, over the elements where both are finite.
@@ -148,12 +148,12 @@ def _worst_of(
     error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor
 ) -> list[tuple[float, dict[str, Any]]]:
     """The largest errors with their places; `error` is flat, and 0 where the two agree."""
-    largest, found = torch.topk(error, min(WORST, error.numel())), []
+    largest, places = torch.topk(error, min(WORST, error.numel())), []
     for flat, size in zip(largest.indices.tolist(), largest.values.tolist(), strict=True):
         if size > 0:
-            given, wanted = number(actual.flatten()[flat]), number(expected.flatten()[flat])
-            found.append((size, {"index": index_of(flat, actual.shape), "actual": given, "expected": wanted}))
-    return found
+            computed, wanted = number(actual.flatten()[flat]), number(expected.flatten()[flat])
+            places.append((size, {"index": index_of(flat, actual.shape), "actual": computed, "expected": wanted}))
+    return places
 
 
 def index_of(flat: int, shape: Sequence[int]) -> list[int]:

@@ -179,8 +179,8 @@ class Numerics:
             return {}
         figures = self._figures.summary()
         specification = {"atol": self._row.atol, "rtol": self._row.rtol, "hit_ratio": self._row.hit_ratio}
-        found = {"worst": figures.pop("worst"), "metrics": figures, "specification": specification}
-        return found | ({"tolerance": self._row.atol} if self._decides else {})
+        fields = {"worst": figures.pop("worst"), "metrics": figures, "specification": specification}
+        return fields | ({"tolerance": self._row.atol} if self._decides else {})
 
     def misplaced(self) -> tuple[Failure, str] | None:
         """The failure of misplaced NaN or infinities, with its message; None: there is none."""

@@ -169,26 +169,26 @@ def passes(actual: torch.Tensor, expected: Expected) -> bool:
 
 
 def shares_limits(
-    one: torch.Tensor, other: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Numeric
+    first: torch.Tensor, second: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Numeric
 ) -> float:
     """Half the difference of two answers over the limit of each; at most 1 for two that pass."""
-    one, other = with_expected_where_open(one, oracle), with_expected_where_open(other, oracle)
-    if _misplaced(one, other.to(torch.float64)):
+    first, second = with_expected_where_open(first, oracle), with_expected_where_open(second, oracle)
+    if _misplaced(first, second.to(torch.float64)):
         return float("inf")
-    if not one.numel():
+    if not first.numel():
         return 0.0
     if isinstance(comparison, Exact):
         if "low" in oracle:  # several codes are right
-            return max(gate_of(answer, oracle, comparison).margin for answer in (one, other))
-        return gate_of(one, {"": other}, comparison).margin
-    middle = oracle[""].to(torch.float64) + (one.to(torch.float64) - other.to(torch.float64)) / 2
-    return gate_of(middle, oracle, comparison, one.dtype).margin
+            return max(gate_of(answer, oracle, comparison).margin for answer in (first, second))
+        return gate_of(first, {"": second}, comparison).margin
+    middle = oracle[""].to(torch.float64) + (first.to(torch.float64) - second.to(torch.float64)) / 2
+    return gate_of(middle, oracle, comparison, first.dtype).margin
 
 
 def _misplaced(actual: torch.Tensor, oracle: torch.Tensor) -> bool:
-    found = Misplaced()
-    found.add(actual, oracle)
-    return found.failure() is not None
+    misplaced = Misplaced()
+    misplaced.add(actual, oracle)
+    return misplaced.failure() is not None
 
 
 def misconduct(**names: Sequence[str]) -> Iterator[Ruling]:
@@ -264,15 +264,15 @@ def unverified(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> str
     """Why an output that passes elsewhere is not verified because of its open rows; empty: it is."""
     if entries[OPEN].all():
         return about_open_rows(entries)
-    value, other, output = (one.to(torch.float64) for one in (entries[""], entries[OTHER_TIES], actual))
+    value, other, output = (tensor.to(torch.float64) for tensor in (entries[""], entries[OTHER_TIES], actual))
     nearest = torch.minimum(_distance(output, value), _distance(output, other))
     far = entries[OPEN] & ~(nearest <= _distance(value, other))
     return f"{about_open_rows(entries)}, {int(far.sum())} of them lie far from what it gives" if far.any() else ""
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Distance of two tensors by row, [..., 1]; equal infinities count as 0 apart."""
-    difference = torch.where(one == other, 0.0, one - other)
+    difference = torch.where(first == second, 0.0, first - second)
     return (difference * difference).sum(-1, keepdim=True).sqrt()
 
 

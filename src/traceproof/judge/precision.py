@@ -80,16 +80,14 @@ def examine(
         return None
     if not bool(torch.isfinite(actual).all()):
         return None
-    found = _rounded_inputs(inputs, actual, right, exact)
-    if found is None and summed:
-        found = _by_digits(*_sparse(inputs, summed, observe, exact))
+    seen = _rounded_inputs(inputs, actual, right, exact)
+    if seen is None and summed:
+        seen = _by_digits(*_sparse(inputs, summed, observe, exact))
     error = _error(actual, right)
-    found = found or Seen(
-        ASKED, "", f"relative error {error:.3g}" if math.isfinite(error) else "nothing to measure"
-    )
-    if found.format in {TF32, "float16"} and summed:
-        return _half_or_tf32(found, inputs, summed, observe)
-    return found
+    seen = seen or Seen(ASKED, "", f"relative error {error:.3g}" if math.isfinite(error) else "nothing to measure")
+    if seen.format in {TF32, "float16"} and summed:
+        return _half_or_tf32(seen, inputs, summed, observe)
+    return seen
 
 
 def _sparse(
@@ -133,9 +131,9 @@ def _rounded_inputs(
             continue
         predicted = exact(changed)
         after = _error(actual, predicted), _share_not_nearest(actual, predicted)
-        left = min(one / max(other, 1e-300) for one, other in zip(after, before, strict=True))
-        if left < least:
-            best, least, after_best = name, left, after
+        share = min(now / max(was, 1e-300) for now, was in zip(after, before, strict=True))
+        if share < least:
+            best, least, after_best = name, share, after
     if not best:
         return None
     errors = f"error {before[0]:.3g} against the oracle, {after_best[0]:.3g} once inputs are rounded"
@@ -196,14 +194,14 @@ def _to_digits(value: torch.Tensor, digits: int) -> torch.Tensor:
 
 
 def _half_or_tf32(
-    found: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute
+    seen: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute
 ) -> Seen:
     """Half precision or TF32, by whether the kernel still computes beyond half precision's range."""
     first = inputs[summed[0]]
     if first.dtype == torch.float16:
-        return Seen(found.stage, "float16 or tf32", found.evidence)
+        return Seen(seen.stage, "float16 or tf32", seen.evidence)
     large = {name: value * UP if name in summed else value for name, value in inputs.items()}
     here, there = observe(inputs).double(), observe(large).double()
     lost = not bool(torch.isfinite(there).all()) or float(there.abs().median()) < 0.01 * float(here.abs().median())
     holds = "does not hold" if lost else "holds"
-    return Seen(found.stage, "float16" if lost else TF32, f"{found.evidence}; {holds} for inputs times 2^17")
+    return Seen(seen.stage, "float16" if lost else TF32, f"{seen.evidence}; {holds} for inputs times 2^17")

@@ -70,7 +70,7 @@ def judge_samples(
     `p_bound` bounds the p-value of the worst test, corrected for their number. Runs on the device of `probs`.
     Raises ValueError: `samples` does not have the oracle's rows.
     """
-    given = samples
+    drawn_samples = samples
     samples, tokens, optional = (each.detach().to(probs.device) for each in (samples, tokens, optional))
     if tokens.dim() == samples.dim() == 3 and samples.shape[1] == len(tokens):
         samples, tokens = _numbered(samples, tokens)
@@ -84,14 +84,14 @@ def judge_samples(
     outside = ranks < 0
     if outside.any():
         trial, row = outside.nonzero()[0].tolist()
-        drawn = given[trial, row].tolist()
+        drawn = drawn_samples[trial, row].tolist()
         fields["outside"] = int(outside.sum())
         fields["first_outside"] = {"trial": trial, "row": row, "token": drawn}
         detail = f"{fields['outside']} of {samples.numel()} draws lie outside the support, first token {drawn}"
         return False, {**fields, "p_bound": 0.0, "detail": f"{detail} of row {row}"}
     tests = _tests(ranks, tokens, probs.detach().to(torch.float64), optional)
     corrected = [(min(0.0, test.log_p + math.log(FAMILIES * test.tests)), test.what) for test in tests]
-    worst, what = min(corrected, default=(0.0, "nothing but optional tokens"), key=lambda one: one[0])
+    worst, what = min(corrected, default=(0.0, "nothing but optional tokens"), key=lambda item: item[0])
     fields["p_bound"] = math.exp(worst)
     ok = fields["p_bound"] > false_alarm
     detail = f"{what}: p <= {fields['p_bound']:.2g} (limit {false_alarm:g}), {samples.numel()} draws"
@@ -305,8 +305,8 @@ def _mixed(alike: Alike) -> Iterator[Test]:
     even = support / support.sum(-1, keepdim=True)
     weights = torch.full((1 + len(q), 1), 0.5 / len(q), dtype=q.dtype, device=q.device)
     weights[0] = 0.5
-    for what, other in (("the most probable token", first), ("any token alike", even)):
-        against = torch.where(support, other / torch.where(support, q, 1.0), 1.0)
+    for what, alternative in (("the most probable token", first), ("any token alike", even)):
+        against = torch.where(support, alternative / torch.where(support, q, 1.0), 1.0)
         single = torch.stack([(drawn * (1 + part * (against - 1)).log()).sum(-1) for part in PARTS], -1)
         every = torch.cat([single.sum(0, keepdim=True), single]) + (weights / len(PARTS)).log()
         best = PARTS[int(every.max(0).values.argmax())]
@@ -335,10 +335,10 @@ def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> Itera
     _, group = torch.unique(whole, dim=0, return_inverse=True)
     order = torch.argsort(group, stable=True)
     same = group[order[1:]] == group[order[:-1]]
-    one, next_one = order[:-1][same], order[1:][same]
-    if not len(one):
+    first, second = order[:-1][same], order[1:][same]
+    if not len(first):
         return
-    gain, what = repeated(ranks[:, one], ranks[:, next_one], q[one], q[next_one])
+    gain, what = repeated(ranks[:, first], ranks[:, second], q[first], q[second])
     yield Test(-gain, 1, f"{what} are those of an equal row beside")
 
 

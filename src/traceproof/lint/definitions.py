@@ -92,8 +92,8 @@ def axes(subject: LintedDefinition) -> Iterator[Finding]:
     definition = subject.definition
     holders: dict[str, list[str]] = {name: [] for name in definition.axes}
     for name, spec in subject.tensors.items():
-        for one in spec.shape or ():
-            holders[one].append(name)
+        for axis_name in spec.shape or ():
+            holders[axis_name].append(name)
     named = {name for text in definition.constraints or () for name in constraints.names(text)}
     named |= {parent for axis in definition.axes.values() if (parent := getattr(axis, "parent", None))}
     for name, axis in definition.axes.items():
@@ -101,7 +101,7 @@ def axes(subject: LintedDefinition) -> Iterator[Finding]:
             value = f" = {axis.value}" if axis.type == "const" else ""
             evidence = f"{axis.type} axis {name}{value} is in no shape and no constraint"
             yield Finding("TP204", pointer("axes", name), evidence)
-        inputs = [definition.inputs[one] for one in holders[name] if one in definition.inputs]
+        inputs = [definition.inputs[holder] for holder in holders[name] if holder in definition.inputs]
         required = [spec for spec in inputs if not spec.optional]
         if axis.type == "var" and holders[name] and not required:
             evidence = f"only {', '.join(holders[name])} have it, optional inputs and outputs"
@@ -126,7 +126,7 @@ def sequences(subject: LintedDefinition) -> Iterator[Finding]:
             evidence = f"{name} [{', '.join(spec.shape)}] is as long as {longer[length]}, which has one entry more"
             yield Finding("TP206", pointer("inputs", name, "shape"), evidence)
         for axis in sorted(set(pointers.values())) if spec.dtype in {DType.INT32, DType.INT64} else ():
-            if axis != length and not any({axis, length} <= found for found in together):
+            if axis != length and not any({axis, length} <= constraint_names for constraint_names in together):
                 evidence = f"{name} has {length} entries, index pointers {axis}; no constraint says how many"
                 yield Finding("TP207", pointer("axes", length), evidence)
     for name, axis in pointers.items():
@@ -179,24 +179,24 @@ def hidden_constants(subject: LintedDefinition) -> dict[str, float]:
     """Numbers that the reference chooses and that neither the name nor an axis states: source -> value."""
     stated = set(subject.definition.const_axes.values())
     stated |= {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
-    stated |= {one // other for one in stated for other in stated if other and one % other == 0}
+    stated |= {number // factor for number in stated for factor in stated if factor and number % factor == 0}
 
     def chosen(value: object, name: str) -> TypeGuard[float]:
         if isinstance(value, float):
             return value not in ORDINARY
         return isinstance(value, int) and name.isupper() and value > 2 and value not in stated
 
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for node in subject.reference.nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)) if chosen(value, name):
-                found[f"{name} = {value!r}"] = value
-    named = {value for value in found.values() if isinstance(value, float)}
+                numbers[f"{name} = {value!r}"] = value
+    named = {value for value in numbers.values() if isinstance(value, float)}
     for node in subject.reference.nodes:
         match node:
             case ast.Constant(value=float() as value) if value not in ORDINARY | named:
-                found[repr(value)] = value
-    return found
+                numbers[repr(value)] = value
+    return numbers
 
 
 def hidden(dataset: LintedDataset) -> Iterator[Finding]:
@@ -206,7 +206,7 @@ def hidden(dataset: LintedDataset) -> Iterator[Finding]:
         kinds.setdefault(re.sub(r"\d+", "#", subject.definition.name), []).append(subject)
     for subjects in kinds.values():
         every = [hidden_constants(subject) for subject in subjects]
-        counts = Counter(source for found in every for source in found)
+        counts = Counter(source for numbers_of_one in every for source in numbers_of_one)
         for subject, numbers in zip(subjects, every, strict=True):
             others = ", ".join(
                 f"{source} ({counts[source]} x)" for source in sorted(counts.keys() - numbers.keys())
@@ -288,22 +288,22 @@ def missing_tags(subject: LintedDefinition) -> Iterator[Finding]:
 
 def contradictory_tags(subject: LintedDefinition) -> Iterator[Finding]:
     """Two statuses; a stage, quantization or tp that name, tensors or description contradict (TP404)."""
-    found = []
+    problems = []
     for namespace in SINGLE:
         values = sorted(set(subject.tags(namespace)))
-        found += [f"{namespace} is {' and '.join(values)}"] * (len(values) > 1)
+        problems += [f"{namespace} is {' and '.join(values)}"] * (len(values) > 1)
     named, stages = STAGES & set(subject.words), STAGES & set(subject.tags("stage"))
     if named and stages and not named & stages:
-        found.append(f"stage:{', '.join(sorted(stages))}, but the name says {', '.join(sorted(named))}")
+        problems.append(f"stage:{', '.join(sorted(stages))}, but the name says {', '.join(sorted(named))}")
     types = {spec.dtype.value for spec in subject.tensors.values()}
     of_dtype = [value for value in subject.tags("quantization") if value in {dtype.value for dtype in DType}]
-    found += [f"quantization:{value}, but no tensor is {value}" for value in of_dtype if value not in types]
+    problems += [f"quantization:{value}, but no tensor is {value}" for value in of_dtype if value not in types]
     for old, new in product(subject.tags("quant"), subject.tags("quantization")):
-        found += [f"quant:{old} beside quantization:{new}"] * (old not in new.replace("float", "fp"))
+        problems += [f"quant:{old} beside quantization:{new}"] * (old not in new.replace("float", "fp"))
     stated, sizes = PARALLEL.search(subject.definition.description or ""), subject.tags("tp")
     if stated and sizes and (stated[1] or stated[2]) not in sizes:
-        found.append(f"tp:{', '.join(sizes)}, but the description says {stated[0]!r}")
-    yield from (Finding("TP404", TAGS, evidence) for evidence in found)
+        problems.append(f"tp:{', '.join(sizes)}, but the description says {stated[0]!r}")
+    yield from (Finding("TP404", TAGS, evidence) for evidence in problems)
 
 
 # Tensor and expert parallelism. Axes that tensor parallelism divides, and the keys in a model's config.json of
@@ -348,7 +348,7 @@ def model_config(subject: LintedDefinition) -> Iterator[Finding]:
     def ranks(model: str, namespace: str, axis: str, total: int) -> Iterator[Finding]:
         """A finding if none of the tagged numbers of ranks, times the axis, gives the model's total."""
         sizes, size = _sizes(subject, namespace) or frozenset({1}), const[axis]
-        if any(size * one == total for one in sizes):
+        if any(size * count == total for count in sizes):
             return
         tagged = ", ".join(map(str, sorted(sizes))) if subject.tags(namespace) else "*"
         stated = f"{'' if subject.tags(namespace) else 'no '}{namespace}:{tagged}"
@@ -360,7 +360,7 @@ def model_config(subject: LintedDefinition) -> Iterator[Finding]:
         if model is None:
             continue
         whole = {axis: entry.config[key] for axis, key in WHOLE.items() if axis in const and key in entry.config}
-        every = (one for axis, total in whole.items() for one in ranks(model, "tp", axis, total))
+        every = (finding for axis, total in whole.items() for finding in ranks(model, "tp", axis, total))
         yield from islice(every, 1)  # other axes are divided by the same ranks
         experts = next((entry.config[key] for key in EXPERTS if key in entry.config), None)
         axis = "num_local_experts" if "num_local_experts" in const else "num_experts"

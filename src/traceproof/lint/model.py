@@ -57,22 +57,22 @@ class Reference:
     def parameters(self) -> tuple[str, ...]:
         """Names of run's parameters, in call order."""
         arguments = self.run.args
-        return tuple(one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+        return tuple(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
 
     @cached_property
     def returns(self) -> tuple[ReturnStatement, ...]:
         """The return statements of run itself, without those of inner functions, in source order."""
-        found: list[ReturnStatement] = []
+        returns: list[ReturnStatement] = []
         pending: list[ast.AST] = list(reversed(self.run.body))
         while pending:
             node = pending.pop()
             if isinstance(node, ast.Return):
                 is_tuple = isinstance(node.value, ast.Tuple)
                 values = node.value.elts if isinstance(node.value, ast.Tuple) else filter(None, [node.value])
-                found.append(ReturnStatement(tuple(values), is_tuple, ast.unparse(node)))
+                returns.append(ReturnStatement(tuple(values), is_tuple, ast.unparse(node)))
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
                 pending += reversed(list(ast.iter_child_nodes(node)))
-        return tuple(found)
+        return tuple(returns)
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class LintedDefinition:
     @cached_property
     def tag_parts(self) -> tuple[tuple[str, str, str, str], ...]:
         """(JSON pointer, namespace or flag, colon, value) of each tag, stripped of white space."""
-        found = []
+        parts = []
         for at, tag in enumerate(self.definition.tags):
             namespace, colon, value = (part.strip() for part in tag.partition(":"))
-            found.append((pointer("tags", at), namespace, colon, value))
-        return tuple(found)
+            parts.append((pointer("tags", at), namespace, colon, value))
+        return tuple(parts)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorSpec]:
@@ -156,8 +156,8 @@ class Code:
 def codes(prefix: str) -> Mapping[str, Code]:
     """The rules whose codes start with `prefix`, in order."""
     stated = tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
-    found = {code: Code(code, title, todo, Severity(weight)) for code, (weight, title, todo) in stated.items()}
-    return {code: one for code, one in found.items() if code.startswith(prefix)}
+    every = {code: Code(code, title, todo, Severity(weight)) for code, (weight, title, todo) in stated.items()}
+    return {code: rule for code, rule in every.items() if code.startswith(prefix)}
 
 
 class Finding(NamedTuple):
@@ -182,7 +182,7 @@ class Finding(NamedTuple):
         """Equal for the same finding, also after its line has moved."""
         identity = (self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence)
         return digest_json(
-            [one.encode(errors="backslashreplace").decode() for one in identity]
+            [part.encode(errors="backslashreplace").decode() for part in identity]
         )  # names in any bytes
 
     def as_json(self) -> dict[str, Any]:
@@ -198,12 +198,12 @@ def chosen(prefix: str, select: Collection[str], ignore: Collection[str] = ()) -
     Raises TraceproofError: an argument is the start of no code.
     """
     known = codes(prefix)
-    wrong = [code for code in (*select, *ignore) if not any(one.startswith(code) and code for one in known)]
+    wrong = [code for code in (*select, *ignore) if not any(rule.startswith(code) and code for rule in known)]
     if wrong:
         problems = [f"{code!r} is the beginning of no code" for code in wrong]
         raise TraceproofError("The rules can not be chosen", problems=problems, todo=f"Codes: {', '.join(known)}.")
     starts, ignored = tuple(select) or prefix, tuple(ignore)
-    return {code: one for code, one in known.items() if code.startswith(starts) and not code.startswith(ignored)}
+    return {code: rule for code, rule in known.items() if code.startswith(starts) and not code.startswith(ignored)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ class LintReport:
 
     def as_json(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        found = {name: [one.as_json() for one in getattr(self, name)] for name in ("findings", "known")}
-        return {**self.read, **found, "gone": self.gone, "not_run": list(self.not_run), "failed": self.failed}
+        findings = {name: [finding.as_json() for finding in getattr(self, name)] for name in ("findings", "known")}
+        return {**self.read, **findings, "gone": self.gone, "not_run": list(self.not_run), "failed": self.failed}
 
     @property
     def text(self) -> str:
@@ -234,17 +234,17 @@ class LintReport:
             return f"{number} {what.removesuffix('s')}{'' if number == 1 else 's'}"
 
         lines = []
-        for one in self.findings:
-            place = "".join(f":{number}" for number in (one.line, one.column) if number)
-            lines.append(f"{one.path}{place}{one.field}: {one.code} {one.about.title}: {one.evidence}")
-        counts = Counter(one.code for one in self.findings)
+        for item in self.findings:
+            place = "".join(f":{number}" for number in (item.line, item.column) if number)
+            lines.append(f"{item.path}{place}{item.field}: {item.code} {item.about.title}: {item.evidence}")
+        counts = Counter(item.code for item in self.findings)
         lines += [""] * bool(counts)
         for code, about in codes("").items():
             if counts[code]:
-                files = len({one.path for one in self.findings if one.code == code})
+                files = len({item.path for item in self.findings if item.code == code})
                 advice = f"{about.severity:7}  {about.title}; {about.todo}"
                 lines.append(f"{code}  {counts[code]:4} in {files:3} files  {advice}")
-        weights = Counter(one.about.severity for one in self.findings)
+        weights = Counter(item.about.severity for item in self.findings)
         read = ", ".join(count(number, what) for what, number in self.read.items())
         last = f"{read}: {', '.join(count(weights[severity], severity.value) for severity in Severity)}"
         if self.known or self.gone:
@@ -259,14 +259,14 @@ def reported(
     not_run: tuple[str, ...] = (),
 ) -> LintReport:
     """A report of findings in order of their places, split by a baseline. Raises TraceproofError: it is none."""
-    left = read_baseline(baseline) if baseline is not None else Counter[str]()
+    unseen = read_baseline(baseline) if baseline is not None else Counter[str]()
     new: list[Finding] = []
     known: list[Finding] = []
-    for finding in sorted(found, key=lambda one: (one.path, one.line, one.column, one)):
-        is_known = left[finding.fingerprint] > 0
-        left[finding.fingerprint] -= is_known
+    for finding in sorted(found, key=lambda entry: (entry.path, entry.line, entry.column, entry)):
+        is_known = unseen[finding.fingerprint] > 0
+        unseen[finding.fingerprint] -= is_known
         (known if is_known else new).append(finding)
-    return LintReport(read, new, known, left.total(), not_run)
+    return LintReport(read, new, known, unseen.total(), not_run)
 
 
 def read_baseline(path: Path) -> Counter[str]:

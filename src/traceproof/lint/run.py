@@ -31,16 +31,16 @@ def lint(
     rules = chosen("TP", select, ignore)
     dataset = LintedDataset(read_tree(root), flashinfer)
     not_run: tuple[str, ...] = ()
-    if flashinfer is None and (one := rules.get(NEEDS_FLASHINFER)) is not None:
-        not_run = (f"{one.code} ({one.title}) did not run: it needs --flashinfer-path",)
+    if flashinfer is None and (rule := rules.get(NEEDS_FLASHINFER)) is not None:
+        not_run = (f"{rule.code} ({rule.title}) did not run: it needs --flashinfer-path",)
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, DEEPEST))
     try:
         with paused_collection():
-            found = [one for check in OF_DATASET for one in check(dataset)]
+            every = [item for check in OF_DATASET for item in check(dataset)]
             for subject in dataset.subjects:
-                found += [one._replace(path=subject.path) for check in OF_DEFINITION for one in check(subject)]
+                every += [item._replace(path=subject.path) for check in OF_DEFINITION for item in check(subject)]
     finally:
         sys.setrecursionlimit(before)
     read = {"definitions": len(dataset.tree.definitions)}
-    return reported((one for one in found if one.code in rules), read, baseline, not_run)
+    return reported((item for item in every if item.code in rules), read, baseline, not_run)

@@ -26,13 +26,13 @@ def lines(dataset: LintedDataset) -> Iterator[Finding]:
             continue
         for line in workloads.lines:
             workload = line.trace.workload
-            found = [one for check in OF_LINE for one in check(entry.definition, workload)]
+            findings = [item for check in OF_LINE for item in check(entry.definition, workload)]
             first = uuids.setdefault(workload.uuid, line)
             if first is not line:
                 evidence = f"first used at {first.path}:{first.line}"
-                found.append(Finding("TP505", pointer("workload", "uuid"), evidence))
-            for one in found:
-                yield one._replace(evidence=f"{workload.uuid}: {one.evidence}", path=line.path, line=line.line)
+                findings.append(Finding("TP505", pointer("workload", "uuid"), evidence))
+            for item in findings:
+                yield item._replace(evidence=f"{workload.uuid}: {item.evidence}", path=line.path, line=line.line)
 
 
 def axes(definition: Definition, workload: Workload) -> Iterator[Finding]:

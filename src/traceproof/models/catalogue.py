@@ -47,7 +47,7 @@ class BundledModel:
 @cache
 def entries() -> Mapping[str, BundledModel]:
     """All bundled models, by slug, sorted."""
-    found = {}
+    models = {}
     for slug, raw in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items():
         config = raw["config"]
         quantisation = config.get("quantization_config", {})
@@ -58,7 +58,7 @@ def entries() -> Mapping[str, BundledModel]:
                 names += [name.replace("*", str(layer)) for layer in layers]
             config |= {"quantization_config": quantisation | {"modules_to_not_convert": names}}
         parallel = tuple(Parallel(**item) for item in raw["parallel"])
-        found[slug] = BundledModel(
+        models[slug] = BundledModel(
             slug=slug,
             title=raw["title"],
             tags=tuple(raw["tags"]),
@@ -67,7 +67,7 @@ def entries() -> Mapping[str, BundledModel]:
             parallel=parallel,
             config=MappingProxyType(config),
         )
-    return MappingProxyType(found)
+    return MappingProxyType(models)
 
 
 def slug_of(name: str) -> str:

@@ -46,14 +46,14 @@ class Draft:
 
     def tags(self, models: Sequence[str], *, tp: int, ep: int, dp: int = 1) -> list[str]:
         """Tags in the dataset's order: stage, status, models, and those that apply."""
-        found = [f"stage:{self.stage}"] if self.stage else []
-        found += ["status:draft", *(f"model:{model}" for model in models)]
-        found += [f"quantization:{self.quantisation}"] if self.quantisation else []
-        found += [f"fi_api:{PACKAGES[TAGGED]}.{self.fi_api}"] if self.fi_api else []
-        found += [f"tp:{tp}"] if self.tp else []
-        found += [f"ep:{ep}"] if self.ep else []
-        found += [f"dp:{dp}"] if self.tp and dp > 1 else []
-        return [*found, *self.extra_tags]
+        tags = [f"stage:{self.stage}"] if self.stage else []
+        tags += ["status:draft", *(f"model:{model}" for model in models)]
+        tags += [f"quantization:{self.quantisation}"] if self.quantisation else []
+        tags += [f"fi_api:{PACKAGES[TAGGED]}.{self.fi_api}"] if self.fi_api else []
+        tags += [f"tp:{tp}"] if self.tp else []
+        tags += [f"ep:{ep}"] if self.ep else []
+        tags += [f"dp:{dp}"] if self.tp and dp > 1 else []
+        return [*tags, *self.extra_tags]
 
 
 WIDTH = 110  # longest argument list of a reference in one line
@@ -80,7 +80,7 @@ def draft(
     `with` gives values, to them as well. Raises KeyError: a placeholder has no value, or a tensor or axis no
     description.
     """
-    file = next(one for one in _files() if skeleton in one)
+    file = next(tables for tables in _files() if skeleton in tables)
 
     def filled(entry: Any) -> Any:  # noqa: ANN401 - TOML
         if isinstance(entry, Mapping):
@@ -128,10 +128,10 @@ def draft(
 
 def _with_defaults(file: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A table of a file, completed by the tables that it is `like`."""
-    found: dict[str, Any] = {"with": {}}
+    completed: dict[str, Any] = {"with": {}}
     for table in (*(_with_defaults(file, other) for other in file[name].get("like", ())), file[name]):
-        found |= table | {"with": found["with"] | table.get("with", {})}
-    return {key: value for key, value in found.items() if key != "like"}
+        completed |= table | {"with": completed["with"] | table.get("with", {})}
+    return {key: value for key, value in completed.items() if key != "like"}
 
 
 @cache

@@ -97,13 +97,13 @@ class Reading:
 
     @property
     def _embedding(self) -> Mapping[str, Any]:
-        found = [module.facts for module in self.modules if module.kind == "embedding"]
-        if not found:
+        embeddings = [module.facts for module in self.modules if module.kind == "embedding"]
+        if not embeddings:
             attends = any("ttention" in module.class_name for module in self.modules)
             kind = "an encoder" if attends else "no language model"
             todo = "Definitions are those of language models; `--list` names the architectures."
             raise TraceproofError(f"SGLang's {self.architecture} has no token embedding: it is {kind}", todo=todo)
-        return max(found, key=lambda facts: int(facts["vocab"]))  # position embeddings have smaller tables
+        return max(embeddings, key=lambda facts: int(facts["vocab"]))  # position embeddings have smaller tables
 
 
 Terms = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -134,24 +134,24 @@ class Evidence:
         have.
         """
         expected = dict(call.facts) | also
-        found = [(module, terms(module.facts)) for module in self.of(kind)]
-        if not found:
+        candidates = [(module, terms(module.facts)) for module in self.of(kind)]
+        if not candidates:
             why = self.second.problem or "it has no such module, or none that ran"
             listed = ", ".join(f"{name}={value}" for name, value in expected.items())
             return f"SGLang has {listed}; transformers' model says nothing of {kind}: {why}"
-        differing = [{key for key in facts if expected.get(key) != facts[key]} for _, facts in found]
-        same = [module.count for (module, _), keys in zip(found, differing, strict=True) if not keys]
+        differing = [{key for key in facts if expected.get(key) != facts[key]} for _, facts in candidates]
+        same = [module.count for (module, _), keys in zip(candidates, differing, strict=True) if not keys]
         if not same:  # compare with the most similar module
             likeness = [
                 (_last(module.path) == call.role, len(facts) - len(keys))
-                for (module, facts), keys in zip(found, differing, strict=True)
+                for (module, facts), keys in zip(candidates, differing, strict=True)
             ]
-            module, facts = found[likeness.index(max(likeness))]
+            module, facts = candidates[likeness.index(max(likeness))]
             each = ((key, value) for key, value in facts.items() if expected.get(key) != value)
             parts = [f"{key}: SGLang {expected.get(key)!r}, transformers {value!r}" for key, value in each]
             return f"{'; '.join(parts)} ({module.path})"
         if counted:
-            self._count(call, same, {name for _, facts in found for name in facts} & set(expected))
+            self._count(call, same, {name for _, facts in candidates for name in facts} & set(expected))
         return None
 
     def projection(self, call: KernelCall, n: int, k: int) -> str | None:
@@ -177,15 +177,15 @@ class Evidence:
     def _count(self, call: KernelCall, counts: Sequence[int], names: set[str]) -> None:
         """Note a call that SGLang makes more or less often than transformers' modules with `counts` do."""
 
-        def known(one: KernelCall) -> object:
-            return one.kind, {name: value for name, value in one.facts if name in names}
+        def known(made: KernelCall) -> object:
+            return made.kind, {name: value for name, value in made.facts if name in names}
 
         sums = {0}  # sums of subsets: equal modules may belong to several calls
         for count in counts[:FUSED]:
             sums |= {before + count for before in sums}
-        alike = [one for one in self._calls if known(one) == known(call)]
-        in_sglang = sum(one.count for one in alike)
-        if not {in_sglang, sum(one.count for one in alike if one.role == call.role), call.count} & (sums - {0}):
+        alike = [made for made in self._calls if known(made) == known(call)]
+        in_sglang = sum(made.count for made in alike)
+        if not {in_sglang, sum(made.count for made in alike if made.role == call.role), call.count} & (sums - {0}):
             self.notes.append(
                 f"{', '.join(call.paths)}: {call.kind}: counted {in_sglang} times in SGLang, "
                 f"{sum(counts)} in transformers"

@@ -48,8 +48,8 @@ class Folder:
 
     def paths(self) -> frozenset[str]:
         """Paths of all files."""
-        found = (path for name in FOLDERS for path in (self.root / name).rglob("*") if path.is_file())
-        return frozenset(path.relative_to(self.root).as_posix() for path in found)
+        files = (path for name in FOLDERS for path in (self.root / name).rglob("*") if path.is_file())
+        return frozenset(path.relative_to(self.root).as_posix() for path in files)
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None: it is not there."""
@@ -86,11 +86,11 @@ def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> C
     for path in files:
         folder, leaf = path.partition("/")[0], path.rpartition("/")[2]
         if folder in {"solutions", "definitions"}:  # flashinfer-bench refuses a dataset with a repeated name
-            others = (one for one in present if one.startswith(f"{folder}/") and one.rpartition("/")[2] == leaf)
-            change.problems += [f"{path}: its name is taken by {one}" for one in others if one != path]
+            others = (key for key in present if key.startswith(f"{folder}/") and key.rpartition("/")[2] == leaf)
+            change.problems += [f"{path}: its name is taken by {key}" for key in others if key != path]
         if folder == "traces":
-            workloads = (one for one in files if one.startswith("workloads/") and one.rpartition("/")[2] == leaf)
-            lines = [change.files.get(one, b"") or base.read(one) or b"" for one in workloads]
+            workloads = (key for key in files if key.startswith("workloads/") and key.rpartition("/")[2] == leaf)
+            lines = [change.files.get(key, b"") or base.read(key) or b"" for key in workloads]
             known = {_identity(line)[0] for data in lines for line in data.splitlines()}
             change.problems += [f"{path}: {problem}" for problem in _unfit(files[path], known)]
     return change
@@ -115,10 +115,10 @@ def _resolve(path: str, data: bytes, old: bytes | None, change: Change, *, allow
         change.kept.append(path)
     else:
         change.files[path] = new
-        found = differences(old, new)
-        change.differs += [f"{path}:", *found]
+        shown = differences(old, new)
+        change.differs += [f"{path}:", *shown]
         if not allow_changes:
-            changed = [" ".join(line.split()) for line in found if line.startswith(("+", "-"))] or found
+            changed = [" ".join(line.split()) for line in shown if line.startswith(("+", "-"))] or shown
             rest = f" and {len(changed) - NAMED} lines more" if len(changed) > NAMED else ""
             change.problems.append(f"{path} exists and would change: {', '.join(changed[:NAMED])}{rest}")
 
@@ -154,10 +154,10 @@ def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
             yield f"line {number}: workload {trace.workload.uuid} is no line of the definition's workloads"
 
 
-def _same_definition(one: bytes, other: bytes) -> bool:
+def _same_definition(first: bytes, second: bytes) -> bool:
     """Whether two files hold the same definition, including the order of axes, inputs and outputs."""
     try:
-        values = [Definition.model_validate(strict_json(text.decode())).as_json() for text in (one, other)]
+        values = [Definition.model_validate(strict_json(text.decode())).as_json() for text in (first, second)]
     except (ValueError, RecursionError):
         return False
     return len({json.dumps(value) for value in values}) == 1
@@ -165,9 +165,9 @@ def _same_definition(one: bytes, other: bytes) -> bool:
 
 def differences(old: bytes, new: bytes) -> list[str]:
     """Unified difference of two files; JSON is formatted first, and texts in it are split into lines."""
-    found = list(difflib.unified_diff(_lines(old), _lines(new), lineterm="", n=2))[2:]
-    more = [f"... and {len(found) - SHOWN} lines more"] if len(found) > SHOWN else []
-    return [*found[:SHOWN], *more] or ["only its formatting"]
+    lines = list(difflib.unified_diff(_lines(old), _lines(new), lineterm="", n=2))[2:]
+    more = [f"... and {len(lines) - SHOWN} lines more"] if len(lines) > SHOWN else []
+    return [*lines[:SHOWN], *more] or ["only its formatting"]
 
 
 def _lines(data: bytes) -> list[str]:

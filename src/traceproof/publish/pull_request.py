@@ -74,15 +74,15 @@ class PullRequest:
     @property
     def models(self) -> list[ModelRow]:
         """Rows of models and their definitions in it."""
-        pairs = ((one, self.verifications[name]) for name, one in self.definitions.items())
-        rows = (row for one, verification in pairs for row in verified.model_rows(one, verification))
+        pairs = ((definition, self.verifications[name]) for name, definition in self.definitions.items())
+        rows = (row for definition, verification in pairs for row in verified.model_rows(definition, verification))
         return sorted(rows, key=lambda row: (row.model, row.op_type, row.definition))
 
     def describe(self, change: Change) -> str:
         """Its description in Markdown for a comparison with a base; equal facts give equal bytes."""
         names = list(self.definitions)
         what = f"`{names[0]}`" if len(names) == 1 else f"{len(names)} definitions"
-        left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *self.notes]
+        left_out = [*(f"{path}: left as it is in the dataset" for path in change.kept), *self.notes]
         repeat = [f"traceproof verify --definition-name {name}" for name in names[:5]]
         repeat += [f"# ... and {len(names) - 5} more"] if len(names) > 5 else []
         sections: dict[str, Iterable[str]] = {
@@ -90,7 +90,7 @@ class PullRequest:
             "Verdicts": self._verdicts(),
             "Model coverage": _short(verified.model_table(self.models) if self.models else []),
             "Changes to what is there": _indented(_short(change.differs)),
-            "Left out": _short([f"- {markdown(line)}" for line in left]),
+            "Left out": _short([f"- {markdown(line)}" for line in left_out]),
             "Output of the tests": _indented(self.tests.splitlines()),
             "Repeat": ["```", *repeat, "```"],
         }
@@ -101,15 +101,15 @@ class PullRequest:
     def _origin(self) -> Iterator[str]:
         """A table of models, origins, devices, versions and seeds."""
         items = self.verifications.items()
-        used = [self.verdicts[name][one] for name, found in items for one in (REFERENCE, *found.truths)]
-        tags = [tag for one in self.definitions.values() for tag in one.tags]
+        used = [self.verdicts[name][source] for name, result in items for source in (REFERENCE, *result.truths)]
+        tags = [tag for definition in self.definitions.values() for tag in definition.tags]
         listed: dict[str, Iterable[str]] = {
             "models": verified.tag_values(tags, "model"),
             **{what: [value] for what, value in self.provenance.items()},
-            "devices": (one.device or "unknown" for one in used),
-            "versions": (f"{k} {v}" for one in used for k, v in one.versions.items()),
-            "seeds": (str(one.seed) for one in used),
-            "compared": [f"{sum(one.compared for one in used)} outputs"],
+            "devices": (total.device or "unknown" for total in used),
+            "versions": (f"{k} {v}" for total in used for k, v in total.versions.items()),
+            "seeds": (str(total.seed) for total in used),
+            "compared": [f"{sum(total.compared for total in used)} outputs"],
         }
         rows = {what: ", ".join(sorted(set(values))) for what, values in listed.items()}
         yield from ("| what | |", "|---|---|")
@@ -120,17 +120,17 @@ class PullRequest:
         yield "| definition | implementation | status | cases | outputs | gates (share of the limit used) |"
         yield "|---|---|---|---|---|---|"
         for name in self.definitions:
-            found = sorted(self.verdicts[name].items(), key=lambda item: (item[0] != REFERENCE, item[0]))
-            for implementation, one in found:
-                if one.status == "not run" and set(one.skipped) == {"no_adapter"}:
+            verdicts = sorted(self.verdicts[name].items(), key=lambda item: (item[0] != REFERENCE, item[0]))
+            for implementation, total in verdicts:
+                if total.status == "not run" and set(total.skipped) == {"no_adapter"}:
                     continue
-                margins = {name: gate["margin"] for name, gate in one.gates.items()}
+                margins = {name: gate["margin"] for name, gate in total.gates.items()}
                 used = {name: "" if margin is None else f" {margin:.2f}" for name, margin in margins.items()}
                 gates = [
-                    f"{out}: {'+'.join(gate['kinds']) or 'exact'}{used[out]}" for out, gate in one.gates.items()
+                    f"{out}: {'+'.join(gate['kinds']) or 'exact'}{used[out]}" for out, gate in total.gates.items()
                 ]
-                status = f"{one.status}: {one.reason}" if one.reason else one.status
-                cells = (implementation, status, str(len(one.cases)), str(one.compared), ", ".join(gates))
+                status = f"{total.status}: {total.reason}" if total.reason else total.status
+                cells = (implementation, status, str(len(total.cases)), str(total.compared), ", ".join(gates))
                 yield f"| `{name}` | {' | '.join(map(markdown, cells))} |"
 
 
@@ -330,11 +330,11 @@ def _tests(run: Path, definitions: Mapping[str, Definition]) -> str:
 def dry_run_text(listed: Path, selection: str) -> str:
     """A dry run's result as text, from its list, with the command that would send it."""
     text = f"Pull requests that a push would open (dry run, in {listed.parent}):\n"
-    found = json.loads(listed.read_bytes())
-    for one in found:
-        held = f"; not as it is: {'; '.join(one['problems'])}" if one["problems"] else ""
-        text += f"  {one['pull_request']}: {len(one['files'])} files{held}\n"
-    text += "" if found else "  none: nothing selected is verified by a ground truth that runs here\n"
+    pull_requests = json.loads(listed.read_bytes())
+    for made in pull_requests:
+        problems = f"; not as it is: {'; '.join(made['problems'])}" if made["problems"] else ""
+        text += f"  {made['pull_request']}: {len(made['files'])} files{problems}\n"
+    text += "" if pull_requests else "  none: nothing selected is verified by a ground truth that runs here\n"
     chosen = f" --selection {selection}" if selection else ""
     return f"{text}Nothing was sent. To open them: traceproof publish{chosen} --push\n"
 
@@ -354,8 +354,8 @@ def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = F
             target.write_bytes(data)
         files.append({"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     about = {"pull_request": made.slug, "title": made.title, "base": base.revision, "files": files}
-    left = {"unchanged": sorted(change.same), "kept": sorted(change.kept), "problems": change.problems}
-    listed = {**about, **left}
+    not_sent = {"unchanged": sorted(change.same), "kept": sorted(change.kept), "problems": change.problems}
+    listed = {**about, **not_sent}
     write_json(folder / "files.json", listed)
     write_text(folder / "description.md", made.describe(change))
     write_json(folder / "coverage.json", [row._asdict() for row in made.models])

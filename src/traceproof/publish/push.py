@@ -161,18 +161,18 @@ class Hub:
     def _open(self, made: PullRequest) -> int | None:
         """Number of the pull request that the token's owner has open; None: there is none."""
         me = str(self.api.whoami()["name"])
-        found = self.api.get_repo_discussions(
+        threads = self.api.get_repo_discussions(
             self.repository, repo_type="dataset", discussion_type="pull_request", author=me
         )
-        for one in found:
-            if (one.title, one.author) != (made.title, me) or one.status not in {"open", "draft"}:
+        for thread in threads:
+            if (thread.title, thread.author) != (made.title, me) or thread.status not in {"open", "draft"}:
                 continue
-            details = self.api.get_discussion_details(self.repository, one.num, repo_type="dataset")
+            details = self.api.get_discussion_details(self.repository, thread.num, repo_type="dataset")
             opening: Any = next((event for event in details.events if event.type == "comment"), None)
             # The marker must be the last line: text above it may quote anything.
             last = str(getattr(opening, "content", None) or "").split()[-2:]
             if opening is not None and opening.author == me and " ".join(last) == made.marker:
-                return int(one.num)
+                return int(thread.num)
         return None
 
 
@@ -187,10 +187,10 @@ class HubRevision:
     def _tree(self) -> dict[str, Any]:
         from huggingface_hub.hf_api import RepoFile
 
-        found = self._hub.api.list_repo_tree(
+        files = self._hub.api.list_repo_tree(
             self._hub.repository, repo_type="dataset", revision=self.revision, recursive=True
         )
-        return {item.path: item for item in found if isinstance(item, RepoFile)}
+        return {item.path: item for item in files if isinstance(item, RepoFile)}
 
     def paths(self) -> frozenset[str]:
         """Paths of all files."""

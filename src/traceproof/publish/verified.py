@@ -79,7 +79,7 @@ def implementation_verdicts(rows: Iterable[VerdictRow]) -> dict[str, dict[str, I
     for row in rows:
         if PAIR not in row.implementation:
             groups.setdefault(row.definition, {}).setdefault(row.implementation, []).append(row)
-    return {name: {one: _verdict(group) for one, group in own.items()} for name, own in groups.items()}
+    return {name: {who: _verdict(group) for who, group in parts.items()} for name, parts in groups.items()}
 
 
 def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
@@ -110,7 +110,7 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
         entry = gates.setdefault(row.output, {"kinds": [], "margin": None})
         if row.gate is not None:
             entry["kinds"] = sorted({*entry["kinds"], row.gate.kind} - {""})
-            margins = [one for one in (entry["margin"], row.gate.margin) if one is not None]
+            margins = [margin for margin in (entry["margin"], row.gate.margin) if margin is not None]
             entry["margin"] = max(margins, default=None)
     return ImplementationVerdict(
         implementation=rows[0].implementation,
@@ -144,9 +144,9 @@ def verification(definition: Definition, verdicts: Verdicts) -> Verification:
     elif reference.against != SHADOW and definition.constants.alone:
         reason = f"{'; '.join(definition.constants.alone)}; its description should state it"
     else:
-        agreeing = [one for one in ran if one.passed and one.digest == reference.digest]
-        shared = [one for one in agreeing if not set(one.cases).isdisjoint(reference.cases)]
-        truths = tuple(one.implementation for one in shared)
+        agreeing = [verdict for verdict in ran if verdict.passed and verdict.digest == reference.digest]
+        shared = [verdict for verdict in agreeing if not set(verdict.cases).isdisjoint(reference.cases)]
+        truths = tuple(verdict.implementation for verdict in shared)
         if not truths:
             reasons = (f"{one.implementation}: {one.reason or 'other cases, or another state'}" for one in ran)
             reason = f"no ground truth was compared ({'; '.join(reasons) or 'none ran'})"
@@ -168,7 +168,7 @@ class ModelRow(NamedTuple):
     reason: str  # why it is not verified; empty if it is
 
 
-def model_rows(definition: Definition, found: Verification) -> list[ModelRow]:
+def model_rows(definition: Definition, result: Verification) -> list[ModelRow]:
     """A row per `model:` tag of a definition."""
 
     def number(kind: str) -> int | None:
@@ -177,7 +177,7 @@ def model_rows(definition: Definition, found: Verification) -> list[ModelRow]:
 
     name, op_type, tp, ep = definition.name, definition.op_type, number("tp"), number("ep")
     models = tag_values(definition.tags, "model")
-    return [ModelRow(model, name, op_type, tp, ep, by=found.truths, reason=found.reason) for model in models]
+    return [ModelRow(model, name, op_type, tp, ep, by=result.truths, reason=result.reason) for model in models]
 
 
 def tag_values(tags: Iterable[str], kind: str) -> list[str]:

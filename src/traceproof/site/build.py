@@ -58,9 +58,9 @@ class Finished:
     def findings(self) -> Mapping[FindingKey, str]:
         """The kind, `new`, `known` or `unexpected`, of each row that is a finding."""
         return {
-            (found["definition"], found["case"], found["implementation"], found["output"]): kind
+            (row["definition"], row["case"], row["implementation"], row["output"]): kind
             for kind, rows in self.summary["findings"].items()
-            for found in rows
+            for row in rows
         }
 
     @property
@@ -116,16 +116,16 @@ class SiteFolder:
     @cached_property
     def _templates(self) -> Environment:
         """The Jinja environment of the pages."""
-        found = Environment(
+        jinja = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
-        found.globals |= {"pages": HEAD, "sentence": self.sentence, "slug": path_part}
-        return found
+        jinja.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
+        jinja.globals |= {"pages": HEAD, "sentence": self.sentence, "slug": path_part}
+        return jinja
 
     def write(self, path: str, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
         """Write a page; `path` is relative to the folder, at most one folder deep."""
@@ -217,13 +217,13 @@ def build(finished: Finished, folder: Path) -> Built:
         op = OpType(name)
         for view in _views(finished, name):
             margins = {
-                ran.implementation: one.margin for ran, one in view.places.items() if one.margin is not None
+                ran.implementation: tally.margin for ran, tally in view.places.items() if tally.margin is not None
             }
             op.lines.append(OpLine(view.name, view.outcome, view.grade, view.compared, margins))
             overview.add(view)
             if view.definition is not None and view.verification is not None:
-                for one in model_rows(view.definition, view.verification):
-                    models.setdefault(one.model, []).append(one)
+                for of_model in model_rows(view.definition, view.verification):
+                    models.setdefault(of_model.model, []).append(of_model)
             for kind, row in view.findings:
                 place = [[view.name, f"definitions/{path_part(view.name)}.html"], kind, row.implementation]
                 verdict = [str(row.verdict), str(row.reason), row.message[:300]]
@@ -235,11 +235,11 @@ def build(finished: Finished, folder: Path) -> Built:
     _index(finished, pages, op_types, overview)
     columns = ["definition", "kind", "implementation", "case", "output", "verdict", "reason", "message"]
     pages.write("findings.html", "findings", data={"columns": columns, "facets": [1, 2, 5, 6], "rows": findings})
-    counted = [(name, own, sum(not row.reason for row in own)) for name, own in sorted(models.items())]
+    counted = [(name, rows, sum(not row.reason for row in rows)) for name, rows in sorted(models.items())]
     pages.write("models.html", "models", models=counted)
-    for name, own, verified in counted:
-        own.sort(key=lambda row: (row.op_type, row.definition))
-        pages.write(f"models/{path_part(name)}.html", "model", name=name, rows=own, verified=verified)
+    for name, rows, verified in counted:
+        rows.sort(key=lambda row: (row.op_type, row.definition))
+        pages.write(f"models/{path_part(name)}.html", "model", name=name, rows=rows, verified=verified)
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != MARKER]
     count, size = sum(path.suffix == ".html" for path in files), sum(path.stat().st_size for path in files)
     return Built(folder, count, size, time.monotonic() - started)
@@ -269,14 +269,14 @@ def _views(finished: Finished, op_type: str) -> Iterator[View]:
 
 def _index(finished: Finished, pages: SiteFolder, op_types: Sequence[OpType], overview: Overview) -> None:
     """Write the first page."""
-    counts = Counter(one["conclusion"] for one in finished.summary["definitions"].values())
-    words = [one for one in WORDS if counts[one]]
+    counts = Counter(result["conclusion"] for result in finished.summary["definitions"].values())
+    words = [conclusion for conclusion in WORDS if counts[conclusion]]
     pages.write(
         "index.html",
         "index",
         proof=list(sentences(finished.summary)),
-        outcomes=[(counts[one], WORDS[one], str(one)) for one in words],
-        words=[str(one) for one in words],
+        outcomes=[(counts[conclusion], WORDS[conclusion], str(conclusion)) for conclusion in words],
+        words=[str(conclusion) for conclusion in words],
         op_types=op_types,
         overview=overview.data,
         stacks=list(finished.stacks()),

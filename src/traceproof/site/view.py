@@ -27,7 +27,7 @@ class Tally:
         margins = [row.gate.margin for row in rows if row.gate is not None and row.gate.margin is not None]
         self.margin = max(margins, default=None)  # largest share of a gate's limit that was used
         # The worst verdict (skip only if all are), and the most frequent reason.
-        self.verdict = str(next((one for one in WORST_FIRST if self.counts[one]), Verdict.SKIP))
+        self.verdict = str(next((verdict for verdict in WORST_FIRST if self.counts[verdict]), Verdict.SKIP))
         self.reason = self.reasons.most_common(1)[0][0] if self.reasons else ""
 
 
@@ -84,14 +84,14 @@ class View:
     @cached_property
     def places(self) -> Mapping[RanOn, Tally]:
         """Rows counted per implementation, device and version, in the rows' order."""
-        found: dict[RanOn, list[VerdictRow]] = {}
+        groups: dict[RanOn, list[VerdictRow]] = {}
         for row in self.rows:
             stacks = (environment_of(o) if o in IMPLEMENTATIONS else o for o in row.implementation.split(PAIR))
             packages = (distribution(stack) for stack in dict.fromkeys(stacks))
             versions = ((name, (row.versions or {}).get(name)) for name in packages)
             version = ", ".join(f"{name} {version}" for name, version in versions if version)
-            found.setdefault(RanOn(row.implementation, row.device or "", version), []).append(row)
-        return {place: Tally(own) for place, own in found.items()}
+            groups.setdefault(RanOn(row.implementation, row.device or "", version), []).append(row)
+        return {place: Tally(group) for place, group in groups.items()}
 
     @cached_property
     def compared(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class View:
             row = next(iter(cells.values()))
             axes = ", ".join(f"{name} {size}" for name, size in row.axes.items())
             shown = "whole case" if output == WHOLE else output
-            yield CaseLine(case, row.size or "", axes, shown, tuple(cells.get(one) for one in self.compared))
+            yield CaseLine(case, row.size or "", axes, shown, tuple(cells.get(name) for name in self.compared))
 
     @cached_property
     def findings(self) -> list[tuple[str, VerdictRow]]:
@@ -124,8 +124,8 @@ class View:
     def largest(self) -> list[VerdictRow]:
         """The passing rows nearest to their limits."""
         passed = [(row.gate.margin, row) for row in self.rows if row.verdict == Verdict.PASS and row.gate]
-        found = [(margin, row) for margin, row in passed if margin]
-        return [row for _, row in sorted(found, key=lambda one: -one[0])[:LARGEST]]
+        nearest = [(margin, row) for margin, row in passed if margin]
+        return [row for _, row in sorted(nearest, key=lambda item: -item[0])[:LARGEST]]
 
     @property
     def repeat(self) -> str:
@@ -137,25 +137,25 @@ class View:
     @cached_property
     def margins(self) -> dict[str, Any]:
         """Data for a plot: the share of the limit that each output of each case used."""
-        found: dict[str, dict[str, float]] = {}
+        series: dict[str, dict[str, float]] = {}
         for row in self.rows:
             if row.gate is not None and row.gate.margin is not None:
-                found.setdefault(f"{row.implementation}: {row.output}", {})[str(row.case)] = row.gate.margin
-        cases = list(dict.fromkeys(case for values in found.values() for case in values))
-        return plot("margins", cases, {name: [values.get(c) for c in cases] for name, values in found.items()})
+                series.setdefault(f"{row.implementation}: {row.output}", {})[str(row.case)] = row.gate.margin
+        cases = list(dict.fromkeys(case for values in series.values() for case in values))
+        return plot("margins", cases, {name: [values.get(c) for c in cases] for name, values in series.items()})
 
     @cached_property
     def histogram(self) -> dict[str, Any]:
         """Data for a plot: elements of all cases by error, as a share of what the specification allows."""
-        found: dict[str, list[int]] = {}
+        series: dict[str, list[int]] = {}
         for row in self.rows:
             counts = row.metrics.get("histogram")
             if counts:
                 name = f"{row.implementation}: {row.output}"
-                found[name] = [a + b for a, b in zip(found.get(name, [0] * len(counts)), counts, strict=True)]
+                series[name] = [a + b for a, b in zip(series.get(name, [0] * len(counts)), counts, strict=True)]
         low, high = OCTAVES
         labels = [*(f"< 2^{octave}" for octave in range(low, high)), f"\u2265 2^{high - 1}"]
-        return plot("histogram", labels, found)
+        return plot("histogram", labels, series)
 
 
 def plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:

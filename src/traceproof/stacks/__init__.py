@@ -119,8 +119,8 @@ class Stack:
         if not self.prepare:
             return None
         module, _, name = self.prepare.partition(":")
-        found: Callable[[], None] = getattr(importlib.import_module(module), name)
-        return found
+        function: Callable[[], None] = getattr(importlib.import_module(module), name)
+        return function
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -135,9 +135,9 @@ def _order(stack: Stack) -> tuple[bool, bool, int]:
     return not stack.main, not stack.truths, min((truth.priority for truth in stack.truths), default=0)
 
 
-_found = (importlib.import_module(f"{__name__}.{one.name}").STACK for one in pkgutil.iter_modules(__path__))
+_found = (importlib.import_module(f"{__name__}.{module.name}").STACK for module in pkgutil.iter_modules(__path__))
 # The main stack first, then by their ground truths' priority, then those without any.
-STACKS: Mapping[str, Stack] = MappingProxyType({one.name: one for one in sorted(_found, key=_order)})
+STACKS: Mapping[str, Stack] = MappingProxyType({stack.name: stack for stack in sorted(_found, key=_order)})
 # Ground truths in the specified order of priority.
 TRUTHS: Mapping[str, GroundTruth] = {
     truth.name: truth
@@ -160,8 +160,8 @@ UNHASHED = frozenset(stack.name if stack.reads_models else stack.cpu for stack i
 
 def truths_of(stack: str) -> tuple[str, ...]:
     """The ground truths of a stack, or of an environment of that name."""
-    found = next((one for one in STACKS.values() if stack in one.environments), None)
-    return tuple(truth.name for truth in found.truths) if found else ()
+    owner = next((one for one in STACKS.values() if stack in one.environments), None)
+    return tuple(truth.name for truth in owner.truths) if owner else ()
 
 
 def distribution(name: str) -> str:

@@ -109,8 +109,8 @@ def parameters(function: str, inputs: tuple[str, ...]) -> Mapping[str, tuple[str
     for original, template, _ in getattr(logging, "_TRACE_REGISTRY", ()):
         if f"{original.__module__}.{original.__qualname__}" == function and tuple(template.inputs) == inputs:
             return {
-                name: (getattr(one, "param", None) or name, getattr(one, "tuple_idx", None))
-                for name, one in template.inputs.items()
+                name: (getattr(spec, "param", None) or name, getattr(spec, "tuple_idx", None))
+                for name, spec in template.inputs.items()
             }
     return {}
 

@@ -174,8 +174,8 @@ def align(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
     tokens.fill_(ids.numel())
     tokens[starts[owner] + torch.arange(len(order), device=ids.device) - before[owner]] = order.to(tokens.dtype)
     firsts = torch.arange(len(experts), device=ids.device) * block
-    found = torch.searchsorted(ends, firsts, right=True) - 1
-    experts.copy_(torch.where(firsts < ends[-1], found, -1))
+    block_expert = torch.searchsorted(ends, firsts, right=True) - 1
+    experts.copy_(torch.where(firsts < ends[-1], block_expert, -1))
     total.fill_(int(ends[-1]))
 
 

@@ -65,22 +65,22 @@ class Call:
     """
 
     def __init__(self, definition: Definition, truth: str) -> None:
-        found = lookup.adapter(truth, definition)
-        if found is None:
+        adapter = lookup.adapter(truth, definition)
+        if adapter is None:
             raise Unemittable(f"{truth} has no adapter for {definition.name}")
-        self.definition, self.adapter, self.stack = definition, found, STACKS[STACK_OF[truth]]
+        self.definition, self.adapter, self.stack = definition, adapter, STACKS[STACK_OF[truth]]
         self.constants: dict[str, str] = {}  # name -> assignment
         self.mappings: set[str] = set()  # this package's names for Mapping, used in annotations
         self.functions: dict[str, tuple[object, str]] = {}  # name -> (function, its text for this definition)
         set_ = "os.environ.setdefault({}, {})".format
         self.settings = [set_(quoted(name), quoted(value)) for name, value in self.stack.settings.items()]
         self.imports = {"import torch", *(["import os"] if self.settings else [])}
-        names = {key: f"api_{key.rpartition(':')[2]}" for key in found.apis}
+        names = {key: f"api_{key.rpartition(':')[2]}" for key in adapter.apis}
         self.apis = [_import(self.stack.places(key), name) for key, name in names.items()]
         self.apis.append(f"API = {{{', '.join(f'{quoted(key)}: {name}' for key, name in names.items())}}}")
         # the adapter's name for its parameter `definition`
-        _, named, *_ = inspect.signature(found.call).parameters
-        self._add(found.call, named)
+        _, named, *_ = inspect.signature(adapter.call).parameters
+        self._add(adapter.call, named)
         unbound = _unbound("\n".join([*self.head, *self.apis, *self.parts]))
         if unbound:
             raise Unemittable(f"{', '.join(sorted(unbound))} would be missing")
@@ -180,16 +180,16 @@ def _import(places: tuple[str, ...], name: str) -> str:
 @cache
 def _imports(module: str) -> dict[str, list[str]]:
     """Import statements by the name that they bind in a module; `import a` and `import a.b` both bind `a`."""
-    found: dict[str, list[str]] = {}
+    statements: dict[str, list[str]] = {}
     for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                one: ast.stmt = ast.Import([alias])
+                statement: ast.stmt = ast.Import([alias])
                 if isinstance(node, ast.ImportFrom):
-                    one = ast.ImportFrom(node.module, [alias], node.level)
+                    statement = ast.ImportFrom(node.module, [alias], node.level)
                 name = alias.asname or alias.name.partition(".")[0]
-                found.setdefault(name, []).append(ast.unparse(one))
-    return found
+                statements.setdefault(name, []).append(ast.unparse(statement))
+    return statements
 
 
 class _Filled(ast.NodeTransformer):
@@ -203,7 +203,7 @@ class _Filled(ast.NodeTransformer):
         self.scope, self.known = scope, known
         self.bound = list(_bound(node))  # with repetitions
         for arguments in (node.args.args, node.args.kwonlyargs):
-            arguments[:] = [one for one in arguments if one.arg not in known]
+            arguments[:] = [argument for argument in arguments if argument.arg not in known]
         node.body = self.block(node.body)
         self.filled = ast.fix_missing_locations(node)
 
@@ -211,8 +211,8 @@ class _Filled(ast.NodeTransformer):
         """The transformed statements, up to the first after which nothing runs."""
         done: list[ast.stmt] = []
         for statement in body:
-            found = self.visit(statement)
-            done += found if isinstance(found, list) else [found] if found is not None else []
+            result = self.visit(statement)
+            done += result if isinstance(result, list) else [result] if result is not None else []
             if done and isinstance(done[-1], ast.Return | ast.Raise):
                 break
         return done or [ast.Pass()]
@@ -261,9 +261,9 @@ class _Filled(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replace `module.name`, of a module of this package, by `name`."""
-        found = self.scope.get(node.value.id) if isinstance(node.value, ast.Name) else None
-        if isinstance(found, ModuleType) and found.__name__.startswith(f"{OURS}."):
-            self.scope[node.attr] = getattr(found, node.attr)
+        module = self.scope.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if isinstance(module, ModuleType) and module.__name__.startswith(f"{OURS}."):
+            self.scope[node.attr] = getattr(module, node.attr)
             return ast.Name(node.attr, node.ctx)
         return self.visit_Subscript(node)
 
@@ -282,8 +282,8 @@ class _Filled(ast.NodeTransformer):
             return _expression(read.format(*map(ast.unparse, node.args)))
         if isinstance(called, FunctionType) and called.__module__.startswith(f"{OURS}."):
             decided = {name for name, value in self.known.items() if isinstance(value, Definition)}
-            node.args = [one for one in node.args if ast.unparse(one) not in decided]
-            node.keywords = [one for one in node.keywords if ast.unparse(one.value) not in decided]
+            node.args = [argument for argument in node.args if ast.unparse(argument) not in decided]
+            node.keywords = [keyword for keyword in node.keywords if ast.unparse(keyword.value) not in decided]
         return self.generic_visit(node)
 
 
@@ -346,8 +346,8 @@ def _folded(line: str, width: int) -> Iterator[str]:
     listed = bool(commas) and " for " not in inside and "lambda" not in inside
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     yield line[: start + 1]
-    for one, other in pairwise([start, *(commas if listed else ()), end]):
-        item = line[one + 1 : other].strip()
+    for before, after in pairwise([start, *(commas if listed else ()), end]):
+        item = line[before + 1 : after].strip()
         if item:
             yield from _folded(f"{indent}{item}{',' if listed else ''}", width)
     yield indent[4:] + line[end:]
@@ -359,6 +359,6 @@ def _unbound(text: str) -> set[str]:
     nodes = list(ast.walk(tree))
     named = (node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler))
     bound = {*dir(builtins), *_bound(tree), *named}
-    aliases = [one for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for one in node.names]
-    bound |= {one.asname or one.name.partition(".")[0] for one in aliases}
+    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    bound |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
     return {node.id for node in nodes if isinstance(node, ast.Name)} - bound

@@ -39,7 +39,7 @@ class TestFlow:
     def plan_digests(self, _: object) -> dict[str, str]:
         """Digests of plans by op_type."""
         listed = self.flow.index.op_types if self.flow.index else {}
-        return {op_type: digest_json(dict(one.digests)) for op_type, one in listed.items()}
+        return {op_type: digest_json(dict(summary.digests)) for op_type, summary in listed.items()}
 
     def stacks(self, op_type: str) -> list[str]:
         """The stacks in whose environments an op_type's tests run: torch, and those with another interpreter."""

@@ -54,15 +54,15 @@ class Divergences:
 
         The versions of packages at test time are not known yet, so a finding's versions are named.
         """
-        found = {
+        reasons = {
             row.case: row.reason
             for row in self._rows.get(definition.name, ())
             if row.digests.definition == definition.digest
         }
         for entry in self._known:
             if entry.means(definition.name, definition.digest) and entry.implementation == REFERENCE:
-                found.update(dict.fromkeys(entry.cases, f"{entry.reason}{entry.said}"))
-        return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
+                reasons.update(dict.fromkeys(entry.cases, f"{entry.reason}{entry.said}"))
+        return tuple(f"case {case}: {reason}" for case, reason in sorted(reasons.items()))
 
 
 Texts = dict[str, dict[str, str]]  # `texts`: of test files, and `problems`: why there is none; by definition
@@ -209,8 +209,8 @@ def _texts(request: dict[str, Any], python: str | None) -> Texts:
         done = programs.run(command, environment=environment)
         if done.returncode:
             raise TraceproofError("the tests could not be written", problems=programs.last_lines(done.stderr))
-        found: Texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-    return found
+        answer: Texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+    return answer
 
 
 def texts(
@@ -219,11 +219,11 @@ def texts(
     """Texts of test files, given definitions' names with lines on their divergences; needs PyTorch."""
     from traceproof.testgen.texts import render
 
-    found = read_tree(Path(root)).definitions
+    entries = read_tree(Path(root)).definitions
     answer: Texts = {"texts": {}, "problems": {}}
     for name, lines in divergences.items():
         try:
-            text = render(found[name].definition, lines, sizes=sizes, tolerance=tolerance)
+            text = render(entries[name].definition, lines, sizes=sizes, tolerance=tolerance)
             answer["texts"][name] = headed(text)
         except Exception as error:  # noqa: BLE001 - users write definitions; others get their tests
             answer["problems"][name] = printable(f"no test can be written: {type(error).__name__}: {error}")
@@ -247,10 +247,10 @@ def state(path: Path) -> str:
 
 def whose(text: str) -> str:
     """A text's origin: `ours`, `edited` or `foreign`."""
-    found = HEADED.match(text)
-    if found is None:
+    heading = HEADED.match(text)
+    if heading is None:
         return "foreign"
-    return "ours" if headed(text[found.end() :]) == text else "edited"
+    return "ours" if headed(text[heading.end() :]) == text else "edited"
 
 
 def conftest_text(checkouts: Mapping[str, str]) -> str:
@@ -262,9 +262,9 @@ def conftest_text(checkouts: Mapping[str, str]) -> str:
 
 def checkouts_of(conftest: Path) -> dict[str, str]:
     """Folders of packages by stack that a written conftest names."""
-    line = next(one for one in conftest.read_text(encoding="utf-8").splitlines() if one.startswith(CHECKOUTS[:-1]))
-    found: dict[str, str] = ast.literal_eval(line.partition(" = ")[2].partition("  #")[0])
-    return found
+    line = next(row for row in conftest.read_text(encoding="utf-8").splitlines() if row.startswith(CHECKOUTS[:-1]))
+    folders: dict[str, str] = ast.literal_eval(line.partition(" = ")[2].partition("  #")[0])
+    return folders
 
 
 if __name__ == "__main__":

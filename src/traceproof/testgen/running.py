@@ -125,7 +125,7 @@ def run_tests(
     is for compiled files. Raises TraceproofError: a file differs from its generated form, or no worker starts.
     """
     states = {name: state(order.folder / f"test_{name}.py") for name in order.digests}
-    names = sorted(name for name, found in states.items() if found != "absent")  # some names can not be a file's
+    names = sorted(name for name, origin in states.items() if origin != "absent")  # some names can not be a file's
     for name in names:
         if states[name] != "ours":
             todo = "Generate it again: `snakemake --forcerun tests`."
@@ -144,7 +144,7 @@ def run_tests(
             with Worker(environment, SETUP, payload, order.limits, caches=caches) as worker:
                 return {name: _test_rows(worker.ask(name)) for name in names[number::parallel]}
 
-        rows = {name: found for one in threads.map(share, range(parallel)) for name, found in one.items()}
+        rows = {name: answers for part in threads.map(share, range(parallel)) for name, answers in part.items()}
     for name in names:
         for row in rows[name]:
             yield DefinitionTestRow(

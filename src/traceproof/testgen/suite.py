@@ -65,16 +65,16 @@ def cases(module: ModuleType, config: pytest.Config, sizes: tuple[str, ...]) -> 
     except (TraceproofError, OSError, ValueError, LookupError, TypeError) as error:
         broken = Unreadable(f"{module.DEFINITION} can not be read: {error}")
         return {"case": [broken], "edge_case": [broken], "cheap_case": [broken]}
-    ordinary = [one for one in file.cases if one.size not in ALWAYS]
+    ordinary = [case for case in file.cases if case.size not in ALWAYS]
     if "large" not in sizes:
-        ordinary = [one for one in ordinary if one.size != WORKLOADS or one.planned.memory < LARGE_BYTES]
-    drawn = [one for one in ordinary if one.size != WORKLOADS]
-    cheapest = sorted(drawn, key=lambda one: (one.planned.memory, one.id))[:1]
-    for one in cheapest:
-        one.planned = one.planned.model_copy(update={"repeat": True})
+        ordinary = [case for case in ordinary if case.size != WORKLOADS or case.planned.memory < LARGE_BYTES]
+    drawn = [case for case in ordinary if case.size != WORKLOADS]
+    cheapest = sorted(drawn, key=lambda case: (case.planned.memory, case.id))[:1]
+    for case in cheapest:
+        case.planned = case.planned.model_copy(update={"repeat": True})
     return {
         "case": ordinary,
-        "edge_case": [one for one in file.cases if one.size in ALWAYS],
+        "edge_case": [case for case in file.cases if case.size in ALWAYS],
         "cheap_case": cheapest,
     }
 
@@ -138,8 +138,8 @@ class Suite:
         self.module = module
         self.device: torch.device = config.getoption("device")
         self.dataset: Path = config.getoption("dataset").absolute()
-        given = config.getoption("tolerance")
-        self.tolerance: float | None = given if given is not None else getattr(module, "TOLERANCE", None)
+        tolerance = config.getoption("tolerance")
+        self.tolerance: float | None = tolerance if tolerance is not None else getattr(module, "TOLERANCE", None)
         self.memory: float | None = config.getoption("memory_gb")
         tree = read_tree(self.dataset, naming=[module.DEFINITION])
         self.definition = find(tree, module.DEFINITION).definition
@@ -154,15 +154,15 @@ class Suite:
     @cached_property
     def truths(self) -> Mapping[str, Written | Unavailable]:
         """The file's ground truths by name, or what one lacks here."""
-        found = [Written(self.module, name, self.device) for name in self.module.GROUND_TRUTHS]
-        return {one.name: one.unavailable(self.definition) or one for one in found}
+        written = [Written(self.module, name, self.device) for name in self.module.GROUND_TRUTHS]
+        return {truth.name: truth.unavailable(self.definition) or truth for truth in written}
 
     def run(self, planned: PlannedCase) -> tuple[JudgedCase, Sequence[VerdictRow]]:
         """Run and judge a case; a repeated one also with other inputs, since implementations may cache results."""
-        functions = {name: one for name, one in self.truths.items() if isinstance(one, Written)}
+        functions = {name: truth for name, truth in self.truths.items() if isinstance(truth, Written)}
         case = replace(planned.case, id=f"{planned.id}, other inputs", seed=planned.case.seed + OTHER_SEED)
-        other = planned.model_copy(update={"case": case, "repeat": False, "hidden": f"--seed {case.seed}"})
-        held = self.entry.holding([planned, *([other] if planned.repeat else [])])
+        changed = planned.model_copy(update={"case": case, "repeat": False, "hidden": f"--seed {case.seed}"})
+        entry = self.entry.holding([planned, *([changed] if planned.repeat else [])])
         settings = EngineSettings(
             environments={MAIN: this_interpreter(on_gpu=self.device.type == "cuda")},
             limits=LIMITS,
@@ -176,7 +176,7 @@ class Suite:
                 stack.enter_context(torch.cuda.device(self.device))
             engine = stack.enter_context(Engine(settings, pool_of(self.device.type)))
             torch.set_num_threads(threads(planned.memory))
-            made = stack.enter_context(filled(held, engine.untrusted))
+            made = stack.enter_context(filled(entry, engine.untrusted))
             run = CaseRun(engine, made, [REFERENCE, *functions])
             rows = run.rows()
         return run.judged, rows
@@ -263,13 +263,13 @@ class SuiteCase:
 
     def check_ground_truths(self) -> None:
         """Check that all ground truths that run here agree."""
-        lacking = {name: one for name, one in self.file.truths.items() if isinstance(one, Unavailable)}
+        lacking = {name: truth for name, truth in self.file.truths.items() if isinstance(truth, Unavailable)}
         ran = [name for name in self.file.truths if name not in lacking]
         if len(ran) < 2:
-            why = "; ".join(f"{name}: {one.reason}: {one.message}" for name, one in lacking.items())
+            why = "; ".join(f"{name}: {truth.reason}: {truth.message}" for name, truth in lacking.items())
             pytest.skip(f"needs two ground truths, {len(ran)} run here; {why}")
-        for other in ran[1:]:
-            self.compare(ran[0], other)
+        for second in ran[1:]:
+            self.compare(ran[0], second)
         pairs = [row for row in self._run[1] if PAIR in row.implementation]
         self._fail_on([row for row in pairs if row.bad], pairs)
 
@@ -315,10 +315,10 @@ class SuiteCase:
         print("\n".join(lines))  # noqa: T201 - for `pytest -s`
 
 
-def near(one: torch.Tensor, other: torch.Tensor, row: Mapping[str, float]) -> bool:
+def near(actual: torch.Tensor, expected: torch.Tensor, row: Mapping[str, float]) -> bool:
     """Whether enough elements are within a tolerance of the specification; `row` has atol, rtol, hit_ratio."""
-    wide, other = one.to(torch.float64), other.to(torch.float64)
-    close = torch.isclose(wide, other, atol=row["atol"], rtol=row["rtol"], equal_nan=True)
+    wide, expected = actual.to(torch.float64), expected.to(torch.float64)
+    close = torch.isclose(wide, expected, atol=row["atol"], rtol=row["rtol"], equal_nan=True)
     return not close.numel() or float(close.double().mean()) >= row["hit_ratio"]
 
 

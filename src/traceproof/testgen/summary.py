@@ -44,8 +44,8 @@ def judged(rows: Iterable[DefinitionTestRow], known: Known, versions: Versions) 
             for entry in known.findings
         )
 
-    found: list[Judged] = [{**row, "known": row["outcome"] in BAD and is_known(row)} for row in rows]
-    return {"passed": bool(found) and not any(map(_is_new, found)), "rows": found}
+    marked: list[Judged] = [{**row, "known": row["outcome"] in BAD and is_known(row)} for row in rows]
+    return {"passed": bool(marked) and not any(map(_is_new, marked)), "rows": marked}
 
 
 def _is_new(row: Judged) -> bool:

@@ -121,13 +121,13 @@ def render(
     name = unquoted(definition.name)
     about = [f'"""Tests of the reference of {name}.', "", f"Run: pytest tests/references/test_{name}.py -v -s"]
     about += ["", "It is known to diverge, so these tests fail:"] if divergences else []
-    about += [f"- {unquoted(one)}" for one in divergences]
+    about += [f"- {unquoted(line)}" for line in divergences]
     drawn = Drawing(definition)
     constants = _constants(definition, drawn)
     constants += [] if sizes is None else [f"TEST_SIZES = {literal(tuple(sizes))}"]
     constants += [] if tolerance is None else [f"TOLERANCE = {literal(tolerance)}"]
     head = HEAD.format(about="\n".join(about), constants="\n".join(constants))
-    tests = [TESTS, *(VERSUS.format(name=one, calls=TRUTHS[one].calls) for one in served(definition))]
+    tests = [TESTS, *(VERSUS.format(name=truth, calls=TRUTHS[truth].calls) for truth in served(definition))]
     blocks = [head, drawn.source, "\n\n".join(_calls(definition)), GET, *tests, MAIN]
     return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
 
@@ -146,7 +146,7 @@ def _constants(definition: Definition, drawn: "Drawing") -> list[str]:
     lines += [line] if len(line) <= 115 else ["CONSTANTS = {", *(f"    {pair}," for pair in pairs), "}"]
     lines.append(f"MEMORY_GB = {drawn.memory:.2g}  # that its largest ordinary case takes, about")
     floats = {s.dtype for s in definition.inputs.values() if s.shape is not None and "float" in s.dtype}
-    quantised = [name for name, one in drawn.op.comparisons(definition).items() if isinstance(one, Quantised)]
+    quantised = [name for name, kind in drawn.op.comparisons(definition).items() if isinstance(kind, Quantised)]
     if quantised:
         row = f"({QUANTISED.atol:g}, {QUANTISED.rtol:g}, {QUANTISED.hit_ratio:g})"
         dtypes = sorted({f"torch.{definition.outputs[name].dtype}: {row}" for name in quantised})
@@ -228,7 +228,7 @@ class Drawing:
         except (Unemittable, ValueError, KeyError) as why:
             return NO_INPUTS.format(why=unquoted(str(why)))
         parameters = "".join(f"{name}={default}, " for name, default in self._parameters.items())
-        body = ["torch.manual_seed(seed)", *self._lines, "return {", *(f"    {one}" for one in entries), "}"]
+        body = ["torch.manual_seed(seed)", *self._lines, "return {", *(f"    {entry}" for entry in entries), "}"]
         return folded(
             f'def generate_random_inputs({parameters}device="cpu", seed=0):\n'
             '    """Random inputs by name, in the definition\'s order."""\n'
@@ -249,7 +249,7 @@ class Drawing:
         starts = [name for name, s in inputs.items() if role_of(name) is Role.OFFSETS and len(s.shape or ()) == 1]
         named: set[str] = set()  # var axes with a value
         sizes: dict[str, str] = {}  # input of offsets -> variable with the lengths of its parts
-        for name in sorted(starts, key=lambda one: not one.startswith("kv")):
+        for name in sorted(starts, key=lambda start: not start.startswith("kv")):
             named |= self._parts(name, sizes)
         if "kv_indices" in inputs and "kv_indptr" in inputs and "num_pages" in self.definition.var_axes:
             self._lines.append("num_pages = num_kv_indices + 1")
@@ -271,20 +271,20 @@ class Drawing:
             page, counts = self._size("page_size"), "kv_pages"
             self._lines.append(f"kv_pages = (kv_lens + {page} - 1) // {page}")
         sizes |= {name: counts, kind: lens}
-        found = {axis} if axis in self.definition.var_axes else set()
+        following = {axis} if axis in self.definition.var_axes else set()
         total = last_of(self.definition, name) or self._total(name)
         if total in self.definition.var_axes:
             self._lines.append(f"{total} = int({counts}.sum())")
-        return found | ({total, "batch_size"} & set(self.definition.var_axes))
+        return following | ({total, "batch_size"} & set(self.definition.var_axes))
 
     def _total(self, name: str) -> str:
         """The var axis whose size is the total length of the parts of an input of offsets, in the drawn case."""
         drawn = self._drawn[name]
         assert isinstance(drawn, torch.Tensor)
-        found = [axis for axis, size in self._case.axes.items() if size == int(drawn[-1]) and axis != "num_pages"]
-        if len(found) != 1:
+        axes = [axis for axis, size in self._case.axes.items() if size == int(drawn[-1]) and axis != "num_pages"]
+        if len(axes) != 1:
             raise Unemittable(f"which axis {name} cuts is not said")
-        return found[0]
+        return axes[0]
 
     def _axis(self, axis: str, starts: Sequence[str]) -> None:
         """Write the line that sets a var axis that no input decides: to a parameter or its size in the case."""

@@ -116,7 +116,7 @@ def _pretend_gpu() -> None:
     factory: Any = import_module("sglang.srt.layers.rotary_embedding.factory")
     variants: Any = import_module("sglang.srt.layers.rotary_embedding.rope_variant")
     variants.get_device = lambda *_: "cpu"
-    factory.get_rope_cpu = lambda *given: factory.get_rope(*given[:8])  # without the device
+    factory.get_rope_cpu = lambda *arguments: factory.get_rope(*arguments[:8])  # without the device
 
 
 def loading(model: nn.Module) -> list[str]:
@@ -128,7 +128,7 @@ def loading(model: nn.Module) -> list[str]:
     loaders = (vars(cls)["load_weights"] for cls in _own_classes(type(model)) if "load_weights" in vars(cls))
     loader = next(loaders, None)
     nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(loader))))) if loader is not None else []
-    added = [one.value for one in nodes if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)]
+    added = [node.value for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)]
     plus_one = any(isinstance(value, ast.Constant) and value.value == 1.0 for value in added)
     reorders = any(isinstance(one, ast.Attribute) and one.attr == "permute_qk_weight_for_rotary" for one in nodes)
     return ["norms plus one"] * plus_one + ["rotary halves"] * reorders
@@ -204,7 +204,7 @@ def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
         if ancestor.__name__ in readers():
             kind, reader = readers()[ancestor.__name__]
             return kind, reader(module, parent)
-    shapes = {name: list(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
+    shapes = {name: list(param.shape) for name, param in module.named_parameters(recurse=False) if param.dim() > 1}
     if list(shapes) == ["weight"] and len(shapes["weight"]) == 2 and not list(module.children()):
         kind, reader = readers()["LinearBase"]  # such as a router that is none of SGLang's layers
         return kind, reader(module, parent)
@@ -219,11 +219,11 @@ def readers() -> Mapping[str, tuple[str, Callable[[Any, Any], Facts]]]:
         vocab = getattr(module, "org_vocab_size", None) or module.num_embeddings
         return {"vocab": vocab, "hidden": module.embedding_dim}
 
-    found = {"ParallelLMHead": ("lm_head", embedding)}
-    found |= dict.fromkeys(("VocabParallelEmbedding", "Embedding"), ("embedding", embedding))
+    by_class = {"ParallelLMHead": ("lm_head", embedding)}
+    by_class |= dict.fromkeys(("VocabParallelEmbedding", "Embedding"), ("embedding", embedding))
     for extraction in extractions():
-        found |= extraction.readers
-    return found
+        by_class |= extraction.readers
+    return by_class
 
 
 # How a norm is called.
@@ -250,14 +250,14 @@ def uses(holders: Sequence[tuple[nn.Module, str]]) -> list[str]:
     called, mentioned = _mentions(cls, place)
     if FINAL in called:
         called = (called - {FINAL}) | {_final(written)}
-    found = staged | called
-    if found or not mentioned:
-        return sorted(found) or ["unknown"] * (len(place) > 1)
+    ways = staged | called
+    if ways or not mentioned:
+        return sorted(ways) or ["unknown"] * (len(place) > 1)
     return [ALONE]
 
 
 def _own_classes(cls: type) -> list[type]:
-    return [one for one in cls.__mro__ if one.__module__.startswith("sglang.")]
+    return [ancestor for ancestor in cls.__mro__ if ancestor.__module__.startswith("sglang.")]
 
 
 def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: ANN401 - SGLang's objects
@@ -294,7 +294,7 @@ def _final(holder: nn.Module) -> str:
     """How the norm after all stages is called: the last stage may have written its sum itself."""
     last = None
     for module in holder.modules():
-        last = next((one for one in reversed(vars(module).values()) if hasattr(one, "declaration")), last)
+        last = next((stage for stage in reversed(vars(module).values()) if hasattr(stage, "declaration")), last)
     update = getattr(getattr(last, "declaration", None), "update", None)
     written = update is not None and (not update.is_plain_add or getattr(update, "applied_at_exit", False))
     return ALONE if written else ADDING
@@ -304,8 +304,8 @@ def _final(holder: nn.Module) -> str:
 def _mentions(cls: Any, place: tuple[str, ...]) -> tuple[frozenset[str], bool]:  # noqa: ANN401 - a class
     """How the source of a class, or else of its file, calls the module at `place`; and whether it mentions it."""
     classes = _own_classes(cls)
-    texts = [textwrap.dedent(inspect.getsource(one)) for one in classes]
-    for group in (texts, [inspect.getsource(inspect.getmodule(one) or one) for one in classes[:1]]):
+    texts = [textwrap.dedent(inspect.getsource(ancestor)) for ancestor in classes]
+    for group in (texts, [inspect.getsource(inspect.getmodule(ancestor) or ancestor) for ancestor in classes[:1]]):
         nodes = [node for text in group for node in ast.walk(ast.parse(text))]
         if any(_is(node, place) for node in nodes):
             return frozenset(
@@ -326,8 +326,8 @@ def _is(node: ast.AST, place: Sequence[str]) -> bool:
 
 def _call(node: ast.Call, place: Sequence[str]) -> Iterator[str]:
     if _is(node.func, place):
-        others = [*node.args, *(one.value for one in node.keywords)][1:]  # arguments beside the norm's input
-        adds = any(not (isinstance(one, ast.Constant) and one.value is None) for one in others)
+        others = [*node.args, *(word.value for word in node.keywords)][1:]  # arguments beside the norm's input
+        adds = any(not (isinstance(value, ast.Constant) and value.value is None) for value in others)
         yield ADDING if adds else ALONE
     elif getattr(node.func, "attr", getattr(node.func, "id", None)) == FINAL:
-        yield from [FINAL] * any(_is(one, place) for one in node.args)
+        yield from [FINAL] * any(_is(argument, place) for argument in node.args)

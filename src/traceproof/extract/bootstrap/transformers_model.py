@@ -86,7 +86,7 @@ class ReplacedFunctions:
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
     def _rotary(self, original: Callable[..., Theirs], *arguments: Theirs, **options: Theirs) -> Theirs:
-        key = (original, *(getattr(one, "shape", None) for one in arguments))
+        key = (original, *(getattr(argument, "shape", None) for argument in arguments))
         if key not in self._tried:
             self._tried[key] = rotary_facts(original, arguments, options)
         facts = self._tried[key]
@@ -112,9 +112,9 @@ class Functions(TorchFunctionMode):
             self._hooks.callback(partial(setattr, module, "forward", module.forward))
             module.forward = partial(_forward, module.forward)
 
-    def __exit__(self, *given: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._hooks.close()
-        super().__exit__(*given)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _enter(self, module: nn.Module, _given: object) -> None:
         self._running.append(module)
@@ -158,7 +158,7 @@ def _forward(original: Callable[..., Theirs], *arguments: Theirs, **options: The
     try:
         return original(*arguments, **options)
     except NotImplementedError:
-        first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
+        first = next((argument for argument in arguments if isinstance(argument, torch.Tensor)), None)
         if first is None:
             raise
         return first
@@ -186,8 +186,8 @@ def run(model: nn.Module, notes: Notes) -> None:
 
 def is_experts(module: nn.Module) -> bool:
     """Whether a module holds all experts' weights: 3-D parameters with equal first axes; no convolution."""
-    weights = [one for one in module.parameters(recurse=False) if one.dim() == 3]
-    return bool(weights) and not isinstance(module, CONVOLUTIONS) and len({one.shape[0] for one in weights}) == 1
+    weights = [w for w in module.parameters(recurse=False) if w.dim() == 3]
+    return bool(weights) and not isinstance(module, CONVOLUTIONS) and len({w.shape[0] for w in weights}) == 1
 
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -219,7 +219,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
         problem = f"{type(error).__name__}: {error}"[:300]
     entries: dict[str, dict[str, Any]] = {}
     modules = model.named_modules(remove_duplicate=False)
-    facts_by_path = [(path, *one) for path, module in modules for one in _facts(module, notes, hidden)]
+    facts_by_path = [(path, *row) for path, module in modules for row in _facts(module, notes, hidden)]
     for path, kind, facts in [*facts_by_path, *_projections(model)]:
         entry = {"path": NUMBER.sub("*", path), "kind": kind, "facts": facts}
         entries.setdefault(repr(entry), entry | {"count": 0})["count"] += 1
@@ -229,15 +229,15 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
 def defaults() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Default configs of transformers' causal language models, and errors of those without; by `model_type`."""
     auto = import_module("transformers.models.auto.modeling_auto")
-    found, without = {}, {}
+    configs, without = {}, {}
     for kind, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         try:
             plain = json.loads(json.dumps(_configuration(kind)().to_dict(), default=str))
         except Exception as error:  # noqa: BLE001 - the error is reported with the class's name
             without[kind] = " ".join(f"{name}: {type(error).__name__}: {error}".split())[:300]
             continue
-        found[kind] = plain | {"architectures": [name]}
-    return found, without
+        configs[kind] = plain | {"architectures": [name]}
+    return configs, without
 
 
 def _configuration(kind: str) -> Any:  # noqa: ANN401 - a class of transformers
@@ -253,7 +253,7 @@ def _build(config: Mapping[str, Any]) -> Theirs:
     known = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
     name, kind = config["architectures"][0], config.get("model_type")
     if kind not in known:
-        kind = next((key for key, one in names.items() if one == name), None)
+        kind = next((key for key, named in names.items() if named == name), None)
     if kind is None:
         raise Absent(f"transformers has no model {config.get('model_type')!r} and no {name}")
     maker = getattr(package, name, None) or getattr(package, names.get(kind, ""), None)
@@ -263,11 +263,11 @@ def _build(config: Mapping[str, Any]) -> Theirs:
     import_module("transformers.modeling_utils").AttentionInterface.register(NAME, lambda *_, **__: None)
 
     def made(**options: str) -> nn.Module:
-        found = _configuration(kind).from_dict(dict(config) | {"model_type": kind})
-        if not isinstance(found, maker.config_class):  # the language model of a config with several modalities
-            found = found.get_text_config()
+        conf = _configuration(kind).from_dict(dict(config) | {"model_type": kind})
+        if not isinstance(conf, maker.config_class):  # the language model of a config with several modalities
+            conf = conf.get_text_config()
         with torch.device("meta"), towers_left_out():
-            model: nn.Module = maker._from_config(found, **options)  # noqa: SLF001 - there is no public way
+            model: nn.Module = maker._from_config(conf, **options)  # noqa: SLF001 - there is no public way
         return model
 
     try:
@@ -319,7 +319,7 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
 
 def _experts(module: nn.Module, hidden: int) -> Facts:
     """Facts of experts, by their parameters: the smallest has experts * hidden * intermediate elements."""
-    sizes = {name: one.numel() for name, one in module.named_parameters(recurse=False) if one.dim() == 3}
+    sizes = {name: weight.numel() for name, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
     count = next(module.parameters(recurse=False)).shape[0]
     down = min(sizes.values())
     return {
@@ -406,9 +406,9 @@ def rotary_facts(function: Callable[..., Any], example: Sequence[Any], options: 
     """Facts of a rotary function: head width, number of rotated channels, how they pair; None: it does not run."""
     generator = torch.Generator().manual_seed(0)
     try:
-        arguments = [_real(one, generator) for one in example]
-        named = {name: _real(one, generator) for name, one in options.items()}
-        place, first = next((at, one) for at, one in enumerate(arguments) if isinstance(one, torch.Tensor))
+        arguments = [_real(value, generator) for value in example]
+        named = {name: _real(value, generator) for name, value in options.items()}
+        place, first = next((at, value) for at, value in enumerate(arguments) if isinstance(value, torch.Tensor))
         width = first.shape[-1]
 
         def run(query: torch.Tensor) -> torch.Tensor:
@@ -420,11 +420,11 @@ def rotary_facts(function: Callable[..., Any], example: Sequence[Any], options: 
         moves = (run(first.clone()) - first.reshape(-1, width)[-1]).abs().gt(1e-6)
         turned, start = int(moves.sum()), int(moves.int().argmax())
         pair = []  # offsets from the first rotated channel to the others that its result depends on
-        for other in range(width):
+        for channel in range(width):
             moved = first.clone()
-            moved[..., other] += 1.0
-            if other != start and (run(moved) - run(first.clone()))[start].abs() > 1e-6:
-                pair.append(other - start)
+            moved[..., channel] += 1.0
+            if channel != start and (run(moved) - run(first.clone()))[start].abs() > 1e-6:
+                pair.append(channel - start)
     except (*Tried, StopIteration):
         return None
     style = "gptj" if pair == [1] and turned > 2 else "neox" if pair == [turned // 2] else None
@@ -452,9 +452,9 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
     if watched is None:
         return None
     trial, tokens, arguments = watched
-    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-    chosen = next((one for one in tensors if one.dtype == torch.long), None)
-    weights = next((one for one in tensors if one.is_floating_point()), None)
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    chosen = next((tensor for tensor in tensors if tensor.dtype == torch.long), None)
+    weights = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
     if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
         return None  # experts do not get chosen ids and weights, both [ROWS, top_k]
     count = next(experts.parameters(recurse=False)).shape[0]
@@ -485,7 +485,7 @@ def _watched(
         trial = copy.deepcopy(block)
         pairs = zip(block.children(), trial.children(), strict=True)
         target = next(copied for child, copied in pairs if child is experts)
-        of_experts = {id(one) for one in target.modules()}
+        of_experts = {id(inner) for inner in target.modules()}
         generator = torch.Generator().manual_seed(0)
         for child in trial.modules():
             if id(child) not in of_experts:
@@ -509,11 +509,11 @@ def _watched(
 
 def _filled(module: nn.Module, generator: torch.Generator) -> None:
     """Give a module random parameters, and buffers of zeros."""
-    for name, one in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-        value = torch.zeros(one.shape)
-        if isinstance(one, nn.Parameter):
-            if one.dim() > 1:
-                value = torch.randn(one.shape, generator=generator) * 2 * one.shape[-1] ** -0.5
+    for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        value = torch.zeros(tensor.shape)
+        if isinstance(tensor, nn.Parameter):
+            if tensor.dim() > 1:
+                value = torch.randn(tensor.shape, generator=generator) * 2 * tensor.shape[-1] ** -0.5
             setattr(module, name, nn.Parameter(value, requires_grad=False))
         else:
             module.register_buffer(name, value)
@@ -533,7 +533,7 @@ def _scoring(logits: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) 
 def leaf(module: nn.Module, width: int | None) -> Iterator[tuple[str, Facts]]:
     """Kind and facts of a module without children, if it is a norm or an activation."""
     parameters = list(module.parameters(recurse=False))
-    if any(one.dim() > 1 for one in parameters) or width is None:
+    if any(parameter.dim() > 1 for parameter in parameters) or width is None:
         return
     if not parameters:
         numbers = torch.linspace(-6.0, 6.0, 3 * width).reshape(3, width)
@@ -553,8 +553,8 @@ def _norm(module: nn.Module, width: int, *, weighted: bool) -> Iterator[tuple[st
     scaled = functional.rms_norm(rows, (width,), eps=eps)
     for weight in (1.0, 0.0):
         trial = copy.deepcopy(module)
-        for name, one in list(trial.named_parameters(recurse=False)):
-            value = torch.full(one.shape, weight if name == "weight" else 0.0)
+        for name, parameter in list(trial.named_parameters(recurse=False)):
+            value = torch.full(parameter.shape, weight if name == "weight" else 0.0)
             setattr(trial, name, nn.Parameter(value, requires_grad=False))
         facts = {"hidden": width, "eps": eps, "weight": weighted}
         if _alike(trial, rows, scaled):
