@@ -293,7 +293,7 @@ def under_load(
     """Make a call up to `repeats` times beside other work; returns the first result that differs, else the last.
 
     Copies fill the memory's bandwidth, products the multiprocessors, each on a stream that waits for no other. The
-    inputs are restored before each call. The amount of work queued varies, so timing does too.
+    inputs are restored before each call. The work queued varies: none, then the most, since slow calls are few.
     """
     copied = torch.zeros((2, LOAD_BYTES), dtype=torch.uint8, device=device)
     factor = torch.full((LOAD_WIDTH, LOAD_WIDTH), 1 / LOAD_WIDTH, dtype=torch.bfloat16, device=device)
@@ -318,9 +318,9 @@ def under_load(
         for value, before in zip(inputs, originals, strict=True):
             if before is not None:
                 value.copy_(before)
-        queue(turn % (LOADS + 1))
+        queue(-turn % (LOADS + 1))
         returned = call()
-        queue(turn % (LOADS // 2 + 1))
+        queue(-turn % (LOADS // 2 + 1))
         results.append([(n, v.clone() if isinstance(v, torch.Tensor) else v) for n, v in returned])
     torch.cuda.synchronize(device)
     return next((one for one in results[1:] if not _alike(one, results[0])), results[-1])
