@@ -510,6 +510,21 @@ def test_the_first_token_s_distribution_is_the_target_s_where_drafts_follow_the_
     assert torch.allclose(total, target[0].double(), atol=1e-6)
 
 
+@pytest.mark.parametrize(("kept", "right"), [([1, 3], True), ([0, 1, 2, 3], True), ([2, 4], False)])
+def test_of_logits_that_equal_the_kth_any_may_be_kept(kept: list[int], *, right: bool) -> None:
+    definition = ops.load("sampling", "top_k_mask_logits_v256")
+    logits = torch.zeros(2, 256)
+    logits[:, 4:] = torch.arange(4.0, 256) - 300
+    logits[1, 0] = 1.0  # one above three equal ones
+    rows = [kept, [0, *kept[1:]]]
+    masked = torch.full_like(logits, -torch.inf)
+    for row, tokens in enumerate(rows):
+        masked[row, tokens] = logits[row, tokens]
+    known = ops.truth(definition, {"logits": logits, "top_k": 2})
+    [ruling] = ops.judged(definition, ops.case_named(definition, "small-1"), masked, known).values()
+    assert (ruling.verdict == Verdict.PASS) is right
+
+
 def test_forms_are_told_by_their_inputs() -> None:
     assert all(registry.for_definition(definition(form)) == (DISTRIBUTIONS, None) for form in FORMS)
     per_row = described("probs top_k top_p")

@@ -654,10 +654,12 @@ def tempered(wide: Wide, *, power: float = 1.0) -> Tensors:
 
 
 def masked_logits(wide: Wide) -> Tensors:
-    """Logits [n v] with -inf for all but the best k of each row."""
-    logits = wide["logits"]
-    bound = logits.topk(max(int(wide.number("top_k")), 1)).values[:, -1:]
-    return {"masked_logits": torch.where(logits >= bound, logits, -math.inf)}
+    """Logits [n v] with -inf for all but the best k of each row; of more that equal the k-th any may be kept."""
+    logits, k = wide["logits"], max(int(wide.number("top_k")), 1)
+    bound = logits.topk(k).values[:, -1:]
+    kept = logits >= bound
+    tied = (logits == bound) & (kept.sum(-1, keepdim=True) > k)
+    return {"masked_logits": torch.where(kept, logits, -math.inf), "masked_logits@free": tied}
 
 
 def renormalised(wide: Wide, *, sum_one: bool = True) -> Tensors:
