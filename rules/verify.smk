@@ -39,6 +39,7 @@ rule verify:
         python=FLOW.python(MAIN),
         options=FLOW.verify_options,
         plan=FLOW.job_digest,  # an edit counts, whatever the dates of files are
+        again=FLOW.job_again,  # so does what ran into a limit; the cache has the rest
     shell:
         "{params.python:q} -P scripts/stack_job.py verify --cases {input.cases:q} --group={wildcards.group:q} --verdicts {output:q}"
         " {params.options:q} --parallel {resources.parallel:q} --force {resources.force:q} --log {log:q}"

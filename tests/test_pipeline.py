@@ -126,6 +126,24 @@ def test_a_failed_job_never_shows_the_table_of_the_run_before(own: Repository) -
         assert "VERIFIED:" not in again.out
 
 
+def test_what_ran_into_a_limit_is_computed_again_by_the_next_run_and_nothing_else(own: Repository) -> None:
+    hurried = f"    limits = replace(limits, seconds=1e-3)\n{PLANS}"
+    own.edit("scripts/stack_job.py", PLANS, f"    from dataclasses import replace\n\n{hurried}")
+    with changed(definition(own, NORM), WRONG[0], "return 1.0 * (x * "):
+        ran = own.verify()
+        assert ran.code == 1, ran.out
+        assert "again by the next run alone: rmsnorm_h96.\n" in ran.out
+        assert own.verdicts()["rmsnorm_h96"] == "error"
+        own.edit("scripts/stack_job.py", hurried, PLANS)
+        again = own.verify()
+        assert again.code == 0, again.out
+        assert again.jobs == ["verify rmsnorm", "report"]
+        planned = json.loads((own.root / "results/cases/rmsnorm.json").read_text())["definitions"]
+        count = len(planned["rmsnorm_h96"]["cases"])  # the other definition's rows are kept
+        assert f" {count}/{count} calls, pass {count}" in counts(again, "rmsnorm")
+        assert own.verify().jobs == []
+
+
 def test_a_wrong_reference_is_a_finding_of_that_definition_alone_until_it_is_put_right(own: Repository) -> None:
     with changed(definition(own, NORM), *WRONG):
         ran = own.verify("--json", str(own.root / "out.json"))

@@ -19,7 +19,7 @@ from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.known import Known, read_known
 from traceproof.run.report import ERROR, MADE_OF, NO_TRUTH, UNREADABLE, read_summary, report, table
 from traceproof.run.report import WHY as WORDS_OF_SKIPS
-from traceproof.run.schema import INDEX, OpTypePlan, VerdictRow, each_row, rows_text
+from traceproof.run.schema import INDEX, RETRY, OpTypePlan, VerdictRow, each_row, rows_text
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"
@@ -174,6 +174,20 @@ def unreadable(path: Path) -> None:
     """Make opening a file fail for every user, also for root, whom permissions do not stop."""
     path.unlink()
     path.symlink_to(path)
+
+
+@pytest.mark.parametrize("reason", ["timeout", "memory", "exception"])
+def test_a_new_finding_of_a_limit_starts_its_job_again_a_known_one_does_not(tmp_path: Path, reason: str) -> None:
+    verdicts, listed = tmp_path / "verdicts" / "rmsnorm.1-of-2.jsonl", tmp_path / "known.yaml"
+    write_text(verdicts, rows_text([row(verdict="error", reason=reason)]))
+    entry = known(verdict="error", reason=reason).model_dump_json(exclude={"findings": {"__all__": {"versions"}}})
+    listed.write_text(entry, encoding="utf-8")
+    retried = tmp_path / RETRY / "rmsnorm.1-of-2"
+    report([verdicts], tmp_path / "summary.json", known=listed)
+    assert not retried.exists()
+    summary = report([verdicts], tmp_path / "summary.json", known=None)
+    assert retried.exists() is (reason != "exception")
+    assert ("by the next run alone: rmsnorm_h8." in table(summary)) is retried.exists()
 
 
 def test_a_plan_that_was_damaged_before_its_verdicts_were_is_removed_with_them(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from queue import LifoQueue
 from random import Random
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -69,7 +69,7 @@ Call = tuple[Values, Tensors]  # inputs and outputs of a call
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(contextlib.AbstractContextManager["Engine"]):
     """Runs implementations on definitions' cases, and judges them. A context manager: it owns its workers."""
 
     def __init__(self, settings: EngineSettings, untrusted: Pool | None = None) -> None:
@@ -95,9 +95,6 @@ class Engine:
         torch.set_num_threads(1)  # several engines run side by side; and one thread sums in one order
         sweep(Path(tempfile.gettempdir()))
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         """End all workers and builds."""
         self._closed.set()
@@ -115,28 +112,12 @@ class Engine:
         return [row for row in rows if row.implementation in requested or PAIR in row.implementation]
 
     def prepare(self, entries: Sequence[PlannedDefinition], implementations: Sequence[str]) -> None:
-        """Start ahead what definitions will need: a forked worker per environment, and kernel builds."""
+        """Start ahead what definitions will need: a worker per environment, and kernel builds, the longest first."""
         self._fork_workers(implementations)
         wait_asleep(self.device)
-        caches = self.settings.caches  # without them, modules are compiled when called
-        if self.device.type == "cuda" and caches is not None:
-            self._start_builds(entries, implementations, caches)
-
-    def _fork_workers(self, implementations: Sequence[str]) -> None:
-        """Fork a worker per environment with this interpreter, which spares each the import of torch."""
-        main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
-        # A process that has used a GPU (`this_interpreter`) has its driver open, which does not survive a fork.
-        closed = not main.on_gpu or bool(main.record["digest"])
-        normal_table(CPU)  # computed before the fork, so that the copies have it, too
-        names = {environment_of(name) for name in implementations if name != REFERENCE}
-        for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
-            if self.environments[name].python == sys.executable and name not in self._workers:
-                self._workers_of(self.environments[name]).queue[-1].fork()
-
-    def _start_builds(
-        self, entries: Sequence[PlannedDefinition], implementations: Sequence[str], caches: Path
-    ) -> None:
-        """Start building the kernel modules that definitions need, the longest first."""
+        caches = self.settings.caches
+        if self.device.type != "cuda" or caches is None:  # modules are compiled when called
+            return
         capability = torch.cuda.get_device_capability()
         modules = [
             (environment, module)
@@ -160,6 +141,17 @@ class Engine:
                         seconds=self.settings.build_seconds,
                         stopped=self._closed,
                     )
+
+    def _fork_workers(self, implementations: Sequence[str]) -> None:
+        """Fork a worker per environment with this interpreter, which spares each the import of torch."""
+        main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
+        # A process that has used a GPU (`this_interpreter`) has its driver open, which does not survive a fork.
+        closed = not main.on_gpu or bool(main.record["digest"])
+        normal_table(CPU)  # computed before the fork, so that the copies have it, too
+        names = {environment_of(name) for name in implementations if name != REFERENCE}
+        for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
+            if self.environments[name].python == sys.executable and name not in self._workers:
+                self._workers_of(self.environments[name]).queue[-1].fork()
 
     def not_built(self, name: str, definition: Definition) -> str | None:
         """Why a ground truth's kernel modules for a definition were not built, after waiting; None: they were."""

@@ -21,7 +21,7 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.run.entry import UNFINISHED
 from traceproof.run.hidden import hidden_seed
-from traceproof.run.schema import Index, Listed, environment_of, for_op_type
+from traceproof.run.schema import RETRY, Index, Listed, environment_of, for_op_type
 from traceproof.stacks import MAIN, PACKAGES, STACKS, TRUTHS
 
 GIB = 1 << 30
@@ -284,6 +284,11 @@ class Pipeline:
     def job_digest(self, wildcards: Wildcards) -> str:
         """Digest of the job's cases."""
         return self._listed(wildcards).digests.get(wildcards.group, "")
+
+    def job_again(self, wildcards: Wildcards) -> str:
+        """When rows of the job ran into a limit, which starts it again once; empty: never, or nothing is kept."""
+        path = self.root / self.run / RETRY / f"{wildcards.op_type}{wildcards.group}"
+        return path.read_text() if self.config.tolerance is None and path.is_file() else ""
 
     def job_mb(self, wildcards: Wildcards, attempt: int) -> int:
         """Memory of the job in MiB, times the attempt, as a batch system may have ended the last one for it."""

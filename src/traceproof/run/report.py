@@ -16,7 +16,7 @@ from rich.table import Table
 from traceproof.digests import code_digest, digest_file, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import read_sealed, sealed, write_text
-from traceproof.reasons import Grade, Skip, Verdict
+from traceproof.reasons import Error, Grade, Skip, Verdict
 from traceproof.run import schema
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.known import Known, read_known
@@ -30,17 +30,8 @@ NO_ORACLE = str(Skip.NO_ORACLE)  # skip reason: nobody judged the numbers, which
 KINDS = ("new", "known", "unexpected")  # of findings
 SUMMARY, VERDICTS = "summary.json", "verdicts"  # a run's file and folder
 MADE_OF = "made_of"  # key of a summary: digests of its verdict files, by name
-FINDING_KEYS = (
-    "definition",
-    "op_type",
-    "case",
-    "implementation",
-    "output",
-    "verdict",
-    "reason",
-    "message",
-    "repeat",
-)
+LIMITED = frozenset({Error.TIMEOUT, Error.MEMORY})  # new findings of these reasons are computed again
+FIELDS = ("definition", "op_type", "case", "implementation", "output", "verdict", "reason", "message", "repeat")
 
 
 class Conclusion(StrEnum):
@@ -248,6 +239,8 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     told = ", ".join([f"{grades[Grade.PROVED]} of {total} definitions against a ground truth", *counts])
     unproved = f"; not proved: {', '.join(missing)}" if missing else ""
     yield f"Proved {where}{f' with {truths}' if truths else ''}: {told}{unproved}."
+    if names := ", ".join(sorted(limited(summary))):
+        yield f"Ran into a limit of time or memory, and computed again by the next run alone: {names}."
     if any(one["unmet"] for one in results):
         yield f"Without a ground truth here: {'; '.join(_unreached(definitions))}."
     yield from (f"Scaled down, {name}: {told}." for name, told in scaled_down.items())
@@ -302,6 +295,9 @@ def report(
         if rows_cache is not None and computed:
             rows_cache.put(computed)
     parts = [{**cached, **computed}[key] for key in keys.values()]
+    for path, part in zip(verdicts, parts, strict=True):
+        if limited(part):
+            write_text(path.parents[1] / schema.RETRY / path.stem, str(path.stat().st_mtime_ns))
     names = [name for part in parts for name in part["definitions"]]
     if parts and len(set(names)) == len(names):
         value = joined(parts)
@@ -344,6 +340,11 @@ def _summary(
         "groups": groups,
         "findings": findings,
     }
+
+
+def limited(summary: Mapping[str, Any]) -> set[str]:
+    """Definitions with new findings that are due to a limit of time or memory."""
+    return {one["definition"] for one in summary["findings"]["new"] if one["reason"] in LIMITED}
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -392,7 +393,7 @@ def summarise(
         definitions.setdefault(row.definition, []).append((row, kind))
         groups.setdefault((row.op_type, row.implementation), []).append((row, kind))
         if kind is not None:
-            findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
+            findings[kind].append({name: getattr(row, name) for name in FIELDS})
     results = {name: concluded(definitions[name]) for name in sorted(definitions)}
     gpu = next((one for one in stacks if one.get("device_type") == "cuda"), {})
     machine = {"device": gpu.get("device"), "capability": gpu.get("capability")}

@@ -32,6 +32,7 @@ SCALED_DOWN = "@scaled-down"  # follows the name of a definition in that of its 
 PLAN_BYTES = 1 << 30  # largest plan file
 GROUP = 64  # definitions per job: a larger op_type has several jobs
 INDEX = "index.json"  # list of all plans of a run
+RETRY = "retry"  # a run's folder: a file per verdict file of which the next run computes some rows again
 AGAIN = "Run the same command again: finished rows are kept."
 IMPLEMENTATIONS: tuple[str, ...] = (REFERENCE, *TRUTHS)
 

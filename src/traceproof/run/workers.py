@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import traceproof
 from traceproof.environments import jit
@@ -98,7 +98,7 @@ class EngineSettings:
         return self.environments.get(environment_of(name), self.environments[MAIN]).record
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A process of one environment, replaced when it dies; it ends at the latest with the thread that started it.
 
     The function `setup` (`module:function`) is called in it with the payload; its result is called with each item.
@@ -121,9 +121,6 @@ class Worker:
         self._pid = 0
         self._channel: Connection | None = None
         self._baseline = 0  # resident bytes before its first item
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
