@@ -17,7 +17,7 @@ key and one value, which weigh as much as all keys of the block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
@@ -31,6 +31,7 @@ from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.formula import Part, Wide, same
 
 MAX_LOGITS = 1 << 22  # logits held at once: 32 MiB in float64, three such arrays live at a time
+TOGETHER = 1 << 20  # numbers in the keys, and in the logits, of sequences that are computed together
 INSTRUCTION = 16  # products of 16-bit numbers that a tensor core of a Hopper GPU adds to a float32 sum at a time
 LSE_FACTOR = 8.0  # factor of the comparison of log-sum-exps
 GATES: Mapping[str, Comparison] = {
@@ -93,37 +94,58 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
     ratio = heads // kv_heads
     output = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=compute, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=compute, device=q.device)
-    for span in operands.spans:
-        length = len(span.rows)
-        if length == 0 or span.stop <= span.start:
-            continue
-        keys = operands.k[span.rows].to(compute).permute(1, 2, 0)  # [Hkv, D, L]
-        values = v[span.rows].to(compute).transpose(0, 1)  # [Hkv, L, Dv]
-        step = max(1, MAX_LOGITS // (heads * length))
-        for first in range(span.start, span.stop, step):
-            last = min(first + step, span.stop)
-            queries = q[first:last].to(compute).view(last - first, kv_heads, ratio, -1).transpose(0, 1)
-            logits = product(queries.flatten(1, 2), keys) * operands.scale  # [Hkv, n * ratio, L]
+    for spans in alike(operands):
+        span, size = spans[0], spans[0].stop - spans[0].start
+        rows = torch.cat([one.rows for one in spans])  # [B * L]
+        chosen = (x.index_select(0, rows).view(len(spans), -1, *x.shape[1:]) for x in (operands.k, v))
+        keys, values = (x.transpose(1, 2).flatten(0, 1).to(compute) for x in chosen)  # [B * Hkv, L, D]
+        starts = torch.tensor([[one.start] for one in spans], device=q.device)
+        biases = [one.bias for one in spans if one.bias is not None]
+        step = max(1, MAX_LOGITS // (heads * len(rows)))
+        for first in range(0, size, step):
+            last = min(first + step, size)
+            queries = torch.stack([q[one.start + first : one.start + last] for one in spans]).to(compute)
+            queries = queries.view(len(spans), last - first, kv_heads, ratio, -1).transpose(1, 2)
+            queries = queries.flatten(2, 3).flatten(0, 1)  # [B * Hkv, n * ratio, D]
+            logits = product(queries, keys.mT) * operands.scale
             if precision.lost:
                 logits.sub_(logits, alpha=precision.lost)
             if operands.cap:
                 logits = operands.cap * torch.tanh(logits / operands.cap)
-            if span.bias is not None:
-                rows = slice(first - span.start, last - span.start) if span.bias.shape[1] > 1 else slice(None)
-                bias = _by_key_head(span.bias[:, rows].to(compute), kv_heads, ratio)
+            if biases:
+                of_queries = slice(first, last) if biases[0].shape[1] > 1 else slice(None)
+                shaped = (_by_key_head(bias[:, of_queries], kv_heads, ratio) for bias in biases)
+                bias = torch.cat([one.expand(kv_heads, -1, -1) for one in shaped]).to(compute)
                 logits = (logits + bias).masked_fill_(torch.isneginf(bias), -math.inf)
-            if (span.causal and first + 1 < span.stop) or span.window >= 0:  # the last query sees all keys
-                hidden = ~visible(span, first, last)
+            if (span.causal and first + 1 < size) or span.window >= 0:  # the last query sees all keys
+                hidden = ~visible(span, span.start + first, span.start + last)
                 logits.masked_fill_(hidden.repeat_interleave(ratio, 0), -math.inf)
             top = logits.amax(-1, keepdim=True)
             top = torch.where(top == -math.inf, torch.zeros_like(top), top) * precision.shifted  # 0 if no key
             weights = torch.exp(logits - top).to(precision.weights).to(compute)
             total = weights.sum(-1, keepdim=True)
             mixed = torch.bmm(weights, values) / torch.where(total == 0, torch.ones_like(total), total)
-            sums = ((top + torch.log(total)) / math.log(2.0)).view(kv_heads, last - first, ratio)
-            output[first:last] = mixed.view(kv_heads, last - first, ratio, -1).transpose(0, 1).flatten(1, 2)
-            lse[first:last] = sums.transpose(0, 1).flatten(1, 2)
+            sums = (top + torch.log(total)) / math.log(2.0)
+            places = starts + torch.arange(first, last, device=q.device)
+            parts = len(spans), kv_heads, last - first, ratio
+            output[places] = mixed.view(*parts, -1).transpose(1, 2).flatten(2, 3)
+            lse[places] = sums.view(parts).transpose(1, 2).flatten(2)
     return {"output": output, "lse": lse}
+
+
+def alike(operands: Operands) -> Iterator[list[Span]]:
+    """Spans with keys and queries, those together that have the same sizes and masks."""
+    groups: dict[Any, list[Span]] = {}
+    for span in operands.spans:
+        if len(span.rows) and span.stop > span.start:
+            shape = None if span.bias is None else span.bias.shape
+            sizes = len(span.rows), span.stop - span.start, span.causal, span.window, shape
+            groups.setdefault(sizes, []).append(span)
+    for spans in groups.values():
+        of_keys, of_logits = operands.k[0].numel(), operands.q.shape[1] * (spans[0].stop - spans[0].start)
+        most = max(1, TOGETHER // (len(spans[0].rows) * max(of_keys, of_logits)))
+        for first in range(0, len(spans), most):
+            yield spans[first : first + most]
 
 
 def visible(span: Span, first: int, last: int) -> torch.Tensor:
@@ -332,15 +354,17 @@ def rows_of(inputs: Given, page: int) -> list[torch.Tensor]:
     if "kv_indptr" not in inputs and "sparse_indices" not in inputs:
         return [torch.arange(len(inputs["k"]), device=inputs["k"].device)]
     if "sparse_indices" in inputs:
-        return [row[row >= 0] for row in tensor(inputs, "sparse_indices").long()]
+        lists = tensor(inputs, "sparse_indices").long()
+        return [*torch.split(lists[lists >= 0], (lists >= 0).sum(-1).tolist())]
     bounds = tensor(inputs, "kv_indptr")
     if "kv_indices" not in inputs:
         return [torch.arange(start, end, device=bounds.device) for start, end in pairwise(bounds.tolist())]
     pages, last = tensor(inputs, "kv_indices"), inputs.get("kv_last_page_len")
     filled = [page] * len(bounds) if last is None else last.tolist()
+    every = tokens_on(pages, page).view(-1, page)
     rows = []
     for (start, end), in_last_page in zip(pairwise(bounds.tolist()), filled, strict=False):
-        tokens = tokens_on(pages[start:end], page)
+        tokens = every[start:end].flatten()
         rows.append(tokens[: max(0, len(tokens) - page + in_last_page)])
     return rows
 
@@ -471,6 +495,8 @@ def hiding(seen: torch.Tensor) -> torch.Tensor:
 
 def bias_of(inputs: Given, sequence: int, span: Span) -> torch.Tensor | None:
     """Bias [1 or heads, queries, keys] by a rank's share, lists of blocks, a mask or ALiBi, or None."""
+    if one_of(("causal_seqlens_kv_global", "q2k_indices", "custom_mask", "alibi_slopes"), inputs) is None:
+        return None
     key = torch.arange(len(span.rows), device=span.rows.device)
     query = torch.arange(span.stop - span.start, device=key.device)[:, None]
     if "causal_seqlens_kv_global" in inputs:  # a rank has keys r, r + world, ..., up to each draft token's place

@@ -116,8 +116,7 @@ def drawn(  # noqa: PLR0913 - all that a case's data depends on
         data[layout.values] = draw.normal(layout.values, shapes[layout.values], dtypes[layout.values], scale=size)
     values = layout.flat(data[layout.values])
     unread = torch.ones(len(values), dtype=torch.bool, device=draw.device)
-    for span in spans:
-        unread[span.rows] = False
+    unread[torch.cat([span.rows for span in spans])] = False
     if layout.latent:  # One channel: a key of 50s has logits of +-80, and half of the heads would not show them.
         values[unread, 0, values.shape[-1] // 2] = POISON
     else:

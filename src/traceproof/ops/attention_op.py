@@ -526,13 +526,16 @@ class Attention(Op):
         window = int(calls.NUMBERS["window_left"]) if windowed(definition) else -1
         causal = is_causal(definition, self._numbers(definition, case))
         kv_lens, q_lens = lengths_of(case.params)
-        keys, queries = starts(kv_lens), starts(q_lens)
+        keys, queries, tokens = starts(kv_lens), starts(q_lens), torch.arange(sum(kv_lens))
+        if ids:
+            page = page_of(definition)
+            tokens = calls.tokens_on(torch.tensor([*chain(*ids)], dtype=torch.int64), page)
+            keys = [page * start for start in starts([*map(len, ids)])]
+        tokens = tokens.to(device)
         spans = []
         for at, length in enumerate(kv_lens):
-            rows = torch.arange(keys[at], keys[at + 1])
-            if ids:
-                rows = calls.tokens_on(torch.tensor(ids[at], dtype=torch.int64), page_of(definition))[:length]
-            spans.append(Span(queries[at], queries[at + 1], rows.to(device), causal, window))
+            rows = tokens[keys[at] : keys[at] + length]
+            spans.append(Span(queries[at], queries[at + 1], rows, causal, window))
         return tuple(spans)
 
     def _data(self, definition: Definition, case: Case, draw: Draw, spans: Spans) -> Values:
@@ -564,8 +567,7 @@ class Attention(Op):
         q, k, v = (tensor(data, name) for name in "qkv")
         if latent:  # spare rows' values are a part of their keys
             unread = torch.ones(count, dtype=torch.bool, device=draw.device)
-            for span in spans:
-                unread[span.rows] = False
+            unread[torch.cat([span.rows for span in spans])] = False
             k[unread, 0, size["o"] // 2] = attention_inputs.POISON
         if not inputs.keys() & calls.SCALES and v.shape[-1] > size["o"]:  # XQA's latent scale is 1
             q = q * scalar(data, "sm_scale")
@@ -615,8 +617,8 @@ class Attention(Op):
         """Bytes of inputs and outputs as stored and in float32, and of the longest sequence with its logits.
 
         A reference may expand the key heads to the query heads and hold the logits of a whole sequence; the oracle
-        holds one sequence in float64 and a bounded number of logits. The sequences of a workload line are taken as
-        equally long.
+        holds one sequence, or several short ones, in float64 and a bounded number of logits. The sequences of a
+        workload line are taken as equally long.
         """
         specs = [*definition.inputs.values(), *definition.outputs.values()]
         elements = [(math.prod(definition.shape_of(spec, case.axes) or ()), spec.dtype.bits) for spec in specs]
