@@ -15,7 +15,7 @@ from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, 
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
-from traceproof.ops.gates import sigmoid
+from traceproof.ops.gates import silu
 from traceproof.ops.lossless import SURE, full
 from traceproof.ops.op import Op
 
@@ -28,11 +28,6 @@ def activation_of(definition: Definition) -> str | None:
     """`silu`, `gelu` (by the error function) or `gelu_tanh`; None if nothing states it."""
     name = definition.constants.get("activation")
     return name if isinstance(name, str) else None
-
-
-def silu(gate: torch.Tensor) -> torch.Tensor:
-    """`gate * sigmoid(gate)`."""
-    return gate / (1 + torch.exp(-gate))
 
 
 def gelu(gate: torch.Tensor) -> torch.Tensor:
@@ -225,7 +220,7 @@ ACTIVATION.extraction = Extraction(
 def causal_conv(
     wide: Wide,
     *,
-    act: Part = lambda total: total * sigmoid(total),  # the activation
+    act: Part = silu,
     future: int = 0,  # elements after the current one that are seen
     updated: bool = True,  # whether the new state has x
 ) -> Tensors:

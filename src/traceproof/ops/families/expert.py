@@ -353,7 +353,7 @@ SLICE = 1 << 22  # weight elements converted at a time, some 32 MiB in float64
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """`x * sigmoid(x)`."""
+    """`x * sigmoid(x)`, whose gradient is finite where exp(-x) overflows, as saturated gates make it."""
     return torch.nn.functional.silu(x)
 
 
