@@ -1,4 +1,4 @@
-"""Findings U1 to U7 of 2026-11-22-flashinfer-on-h200.md: `python flashinfer-dumped-calls.py U2 U3 ...`.
+"""Findings U1 to U7 of docs/findings-templates.md: `python flashinfer-dumped-calls.py U2 U3 ...`.
 
 What FlashInfer's trace templates say of functions, and what these do. Needs torch and FlashInfer 0.7.2.post1; all but U1 also nvcc and a
 GPU of compute capability 9.0. Each prints what it got and what is right. U6 ends CUDA's context, so it comes last.
