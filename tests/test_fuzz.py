@@ -26,7 +26,7 @@ from test_transfer import memory
 
 from traceproof.dataset.tree import read_tree
 from traceproof.files import BorderError
-from traceproof.lint.run import lint
+from traceproof.lint.dataset import lint
 from traceproof.ops.base import Values
 from traceproof.programs import bounded
 from traceproof.run.plan import PlanSelection, plan

@@ -16,8 +16,8 @@ from definitions import GOOD, rmsnorm, write, write_workloads
 from pipeline import Rows, Run, plans, verdicts
 
 from traceproof.dataset.tree import DatasetTree, read_tree
+from traceproof.lint.dataset import lint
 from traceproof.lint.model import write_baseline
-from traceproof.lint.run import lint
 from traceproof.ops.families.norm import RMSNORM as OP
 from traceproof.programs import bounded
 from traceproof.run.plan import PlanSelection

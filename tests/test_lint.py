@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from traceproof.cli.lint import lint_command
 from traceproof.dataset.definition import LARGEST
 from traceproof.errors import TraceproofError
+from traceproof.lint.dataset import lint
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import codes
-from traceproof.lint.run import lint
 
 ATTENTION = "gqa_paged_prefill_causal_h4_kv2_d8_ps4"
 MOE = "moe_fp8_block_scale_renorm_topk2_e4_h256_i128"

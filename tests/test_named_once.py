@@ -30,7 +30,7 @@ KNOWN = frozenset(registry.known())
 # What else is called as an op_type is: a keyword of transformers' attention, a definition's tag.
 FOREIGN = {
     (SOURCE / "extract/bootstrap/transformers_model.py", "softcap"),
-    (SOURCE / "lint/definitions.py", "quantization"),
+    (SOURCE / "lint/dataset.py", "quantization"),
     (SOURCE / "extract/kernels.py", "mamba"),
     (SOURCE / "ops/families/product.py", "activation"),  # a fact of a module, as SGLang names it
     *(  # as a word for a number

@@ -11,8 +11,8 @@ from traceproof.coverage import LIBRARY, of_suite
 from traceproof.coverage import as_text as coverage_text
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint import lint_kernels
+from traceproof.lint.dataset import lint
 from traceproof.lint.model import LintReport, write_baseline
-from traceproof.lint.run import lint
 
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="Do not run codes that start so.")]
 Sources = Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")]

@@ -26,14 +26,6 @@ def pointer(*parts: str | int) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
-class ReturnStatement(NamedTuple):
-    """A return statement: its values (one, or a tuple's) and source."""
-
-    values: tuple[ast.expr, ...]
-    is_tuple: bool
-    source: str
-
-
 @dataclass(frozen=True)
 class Reference:
     """A reference's `run`, as a syntax tree."""
@@ -60,16 +52,14 @@ class Reference:
         return tuple(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
 
     @cached_property
-    def returns(self) -> tuple[ReturnStatement, ...]:
+    def returns(self) -> tuple[ast.Return, ...]:
         """The return statements of run itself, without those of inner functions, in source order."""
-        returns: list[ReturnStatement] = []
+        returns: list[ast.Return] = []
         pending: list[ast.AST] = list(reversed(self.run.body))
         while pending:
             node = pending.pop()
             if isinstance(node, ast.Return):
-                is_tuple = isinstance(node.value, ast.Tuple)
-                values = node.value.elts if isinstance(node.value, ast.Tuple) else filter(None, [node.value])
-                returns.append(ReturnStatement(tuple(values), is_tuple, ast.unparse(node)))
+                returns.append(node)
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
                 pending += reversed(list(ast.iter_child_nodes(node)))
         return tuple(returns)
