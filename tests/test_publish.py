@@ -21,8 +21,18 @@ from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.tree import read_definition
 from traceproof.errors import TraceproofError
 from traceproof.ops import lookup, registry
-from traceproof.publish.change import Folder, joined, resolve
-from traceproof.publish.pull_request import PullRequest, Source, base_of, checked, dry_run, origin_of, prepare
+from traceproof.publish.pull_request import (
+    Folder,
+    PullRequest,
+    Source,
+    base_of,
+    checked,
+    dry_run,
+    joined,
+    origin_of,
+    prepare,
+    resolve,
+)
 from traceproof.publish.solutions import write_solutions
 from traceproof.publish.verified import Verification, implementation_verdicts, verification
 from traceproof.run.case import make_inputs
