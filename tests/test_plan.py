@@ -192,14 +192,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         shutil.copy2(digests.SOURCE / name, folder / name)
     monkeypatch.setattr(digests, "SOURCE", folder)
     monkeypatch.setattr(digests, "OPS", folder / "ops")
-    digests.forget()
+    forget()
     yield folder
-    digests.forget()
+    forget()
+
+
+def forget() -> None:
+    for cached in (digests._files, digests._content, digests.file_of):
+        cached.cache_clear()
 
 
 def edited(file: Path) -> None:
     file.write_text(f"{file.read_text()}\nMORE = 1\n")
-    digests.forget()
+    forget()
 
 
 @pytest.mark.parametrize(
@@ -232,7 +237,7 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(package: Path, name: str,
 def test_files_and_folders_have_a_digest_and_compiled_modules_none(package: Path) -> None:
     before = code_digest("site"), code_digest("site/build.py")
     (package / "site" / "build.pyc").touch()
-    digests.forget()
+    forget()
     assert (code_digest("site"), code_digest("site/build.py")) == before
     edited(package / "site" / "build.py")
     assert code_digest("site") != before[0]

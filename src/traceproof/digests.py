@@ -89,12 +89,6 @@ def verdict_code(family: Path | None) -> str:
     return digest_json([code_digest(*ENGINE), parts])
 
 
-def forget() -> None:
-    """Clear caches, in long-lived processes (tests) in which files change."""
-    for cached in (_files, _content, file_of):
-        cached.cache_clear()
-
-
 @cache
 def _files(place: Path) -> tuple[Path, ...]:
     if place.is_file():

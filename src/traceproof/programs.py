@@ -54,9 +54,9 @@ def run(
 
     Raises OSError: it can not be started. subprocess.TimeoutExpired: it took longer than `seconds`.
     """
-    given = without_secrets() if environment is None else environment
-    own: dict[str, Any] = {"env": given, "cwd": cwd, "timeout": seconds, "stdin": subprocess.DEVNULL}
-    return subprocess.run(command, check=False, text=True, errors="replace", capture_output=True, **own)
+    options: dict[str, Any] = {"cwd": cwd, "timeout": seconds, "stdin": subprocess.DEVNULL}
+    options["env"] = without_secrets() if environment is None else environment
+    return subprocess.run(command, check=False, text=True, errors="replace", capture_output=True, **options)
 
 
 def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:
@@ -117,26 +117,20 @@ def forget() -> None:
             place += len(entry) + 1
 
 
-def without_secrets(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment (default: this process's) without secrets: for pip, git, our own code."""
-    given = os.environ if environment is None else environment
-    return {name: value for name, value in given.items() if not says_secret(name)}
+def without_secrets() -> dict[str, str]:
+    """This process's environment without secrets: for pip, git, our own code."""
+    return {name: value for name, value in os.environ.items() if not says_secret(name)}
 
 
-def for_untrusted(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment (default: this process's) for a program that runs untrusted code: only harmless variables.
-
-    HOME, the folder of credentials, is not among them.
-    """
-    given = os.environ if environment is None else environment
-    return {name: value for name, value in given.items() if HARMLESS.fullmatch(name) and not says_secret(name)}
+def for_untrusted() -> dict[str, str]:
+    """This process's harmless variables, for a program that runs untrusted code; HOME is not among them."""
+    return {name: value for name, value in without_secrets().items() if HARMLESS.fullmatch(name)}
 
 
 class ProgressLine:
     """A line of progress on stderr: rewritten on a terminal, else a new line now and then."""
 
-    def __init__(self, *, every: float = LINE_SECONDS) -> None:
-        self._every = every  # seconds between lines, if stderr is no terminal
+    def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -145,7 +139,7 @@ class ProgressLine:
         live = sys.stderr.isatty()
         with self._lock:
             now = time.monotonic()
-            if not done and now - self._last.get(of, -math.inf) < (LIVE_SECONDS if live else self._every):
+            if not done and now - self._last.get(of, -math.inf) < (LIVE_SECONDS if live else LINE_SECONDS):
                 return
             self._last[of] = now
             width = shutil.get_terminal_size().columns - 1
@@ -154,17 +148,17 @@ class ProgressLine:
 
 
 @contextmanager
-def telling(what: object, *, first: float = FIRST_SECONDS, most: float = LONGEST_SECONDS) -> Iterator[None]:
+def telling(what: object, *, most: float = LONGEST_SECONDS) -> Iterator[None]:
     """Report on stderr how long `what` has been going on: every second on a terminal, else less and less often.
 
-    `str(what)` is called each time. `first` and `most` are the first and the longest wait in seconds.
+    `str(what)` is called each time. `most` is the longest wait in seconds.
     """
     ended = threading.Event()
     started = time.monotonic()
     live = sys.stderr.isatty()
 
     def tell() -> None:
-        wait = min(first, 1.0) if live else first
+        wait = 1.0 if live else FIRST_SECONDS
         while not ended.wait(wait):
             passed = time.monotonic() - started
             wait = 1.0 if live else min(passed, most)

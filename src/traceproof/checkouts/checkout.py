@@ -223,8 +223,8 @@ def clone_all(
         )
         return pin, bring(target, wanted, git)
 
-    def one(name: str) -> tuple[dict[str, Any], Pin]:
-        """Bring one source, by git or as a package; returns its record and its pin."""
+    def bring_source(name: str) -> tuple[dict[str, Any], Pin]:
+        """Bring a source, by git or as a package; returns its record and its pin."""
         pin, target = pins[name], target_dir / name
         unpacked = pin.package is not None and target.exists() and not (target / ".git").exists()
         from_git = not unpacked and (pin.commit is not None or (name in tagged and not target.exists()))
@@ -234,10 +234,8 @@ def clone_all(
             if from_git:
                 try:
                     pin, status = by_git(name, target, pin)
-                    used_pin, about = (
-                        pin,
-                        {"status": status, "digest": Git(target).local("rev-parse", "HEAD^{tree}").strip()},
-                    )
+                    digest = Git(target).local("rev-parse", "HEAD^{tree}").strip()
+                    used_pin, about = pin, {"status": status, "digest": digest}
                 except TraceproofError as error:
                     if pin.package is None or target.exists():
                         raise
@@ -258,7 +256,7 @@ def clone_all(
         return record, pin
 
     with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
-        results = dict(zip(pins, threads.map(one, pins), strict=True))
+        results = dict(zip(pins, threads.map(bring_source, pins), strict=True))
     value = write_records(target_dir, {name: record for name, (record, _) in results.items()})
     return value, {name: pin for name, (_, pin) in results.items()}
 

@@ -25,19 +25,15 @@ class FolderTree:
     @cached_property
     def files(self) -> frozenset[str]:
         """All files, except in ignored folders."""
-        names: list[str] = []
-        waiting = [""]
-        while waiting:
-            folder = waiting.pop()
-            with os.scandir(self.root / folder) as entries:
-                for entry in entries:
-                    name = f"{folder}/{entry.name}" if folder else entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        if entry.name not in IGNORED:
-                            waiting.append(name)
-                    elif entry.is_file():
-                        names.append(name)
-        return frozenset(names)
+
+        def unreadable(error: OSError) -> None:
+            raise error
+
+        paths: list[Path] = []
+        for folder, inner, names in os.walk(self.root, onerror=unreadable):
+            inner[:] = set(inner) - IGNORED
+            paths += (Path(folder, name) for name in names)
+        return frozenset(path.relative_to(self.root).as_posix() for path in paths if path.is_file())
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
         """Contents of these files."""

@@ -5,7 +5,6 @@ existing one is complete, and the network is not used for it again.
 """
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -189,18 +188,7 @@ def scan_digest(folder: Path) -> str:
 
     It tells when to plan again: 5,000 files take well under a second. The plan itself goes by content.
     """
-    files = [
-        (path.name, status.st_size, status.st_mtime_ns)
-        for path in folder.glob("*.json")  # dumped traces
-        if path.name != FETCHED and path.is_file() and (status := path.stat())
-    ]
-    waiting = [str(folder / name) for name in ("definitions", "workloads", "blob") if (folder / name).is_dir()]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    waiting.append(entry.path)
-                else:
-                    status = entry.stat()
-                    files.append((os.path.relpath(entry.path, folder), status.st_size, status.st_mtime_ns))
-    return digest_json(sorted(files))
+    paths = [path for path in folder.glob("*.json") if path.name != FETCHED]  # dumped traces
+    paths += (path for name in ("definitions", "workloads", "blob") for path in (folder / name).rglob("*"))
+    statuses = ((path, path.stat()) for path in paths if path.is_file())
+    return digest_json(sorted((str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in statuses))
