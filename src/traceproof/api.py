@@ -240,7 +240,8 @@ class Report:
                 row.output,
                 str(row.reason if row.bad else row.verdict),
                 "" if row.gate is None or row.gate.margin is None else f"{row.gate.margin:.3g}",
-                _last(row.message).partition(";")[0] + (note if row in self.gradients and row.bad else ""),
+                ["", *row.message.strip().splitlines()][-1].partition(";")[0]
+                + (note if row in self.gradients and row.bad else ""),
             )
             for row in (*self.rows, *self.gradients)
         ]
@@ -259,11 +260,6 @@ class Report:
         lines += [f"  looks like: {bug}" for bug in known]
         lines += [f"  again: {self.repeat.replace('{case}', str(row.case))}"] if self.repeat else []
         return "\n".join(lines)
-
-
-def _last(message: str) -> str:
-    """The last line of a message; an exception's text is there."""
-    return (message.strip().splitlines() or [""])[-1]
 
 
 class CalledHere(Implementation):

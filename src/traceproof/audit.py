@@ -22,7 +22,7 @@ ASSERTING = re.compile(r"^(assert_\w+|assertEqual|assertTrue|fail|raises)$")
 COMPARING = names(
     "allclose assert_close isclose equal array_equal assert_allclose cosine_similarity mse_loss dist"
 )
-SHAPE_ONLY = names("shape dtype device isnan isinf isfinite is_contiguous dim ndim any all len numel")
+SHAPE_ONLY = names("shape dtype device isnan isinf isfinite is_contiguous dim ndim len numel")
 RANDOM = names("rand randn randint randperm rand_like randn_like randint_like multinomial normal bernoulli")
 IN_PLACE = names("normal_ uniform_ random_ bernoulli_ exponential_")
 SEEDS = names("manual_seed manual_seed_all seed seed_all set_seed setup_seed default_rng")
@@ -154,7 +154,7 @@ def _only_shape(test: ast.expr) -> bool:
     attributes = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
     calls = set(called(test)) - {"all", "any"}
     bare = not calls and not {"all", "any"}.isdisjoint(called(test))
-    return bare or bool(((attributes | calls) & SHAPE_ONLY) - {"all", "any"})
+    return bare or bool((attributes | calls) & SHAPE_ONLY)
 
 
 def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:

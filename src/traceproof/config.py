@@ -259,25 +259,23 @@ def _with_locked_dataset(raw: Mapping[str, Any], root: Path, problems: list[str]
     """The mapping with `dataset: locked` replaced by what sources.lock pins; adds to `problems`."""
     if raw.get("dataset") != LOCKED:
         return raw
+    # a placeholder, so that no further problem is reported
+    dataset: dict[str, Any] = {"git": {"url": "unknown", "commit": "0" * 40}}
     try:
         pin = read_lock(root / NAME).get(DATASET)
     except TraceproofError as error:
         problems.append(f"dataset: {LOCKED}: {error}")
-        pin = None
+        return {**raw, "dataset": dataset}
+    if pin is not None and pin.package is None:
+        dataset = {"git": {"url": pin.url, "commit": pin.commit}}
+    elif pin is not None and len(pin.digests) == 1:
+        release = {"package": pin.package, "version": pin.version, "folder": pin.folder or "."}
+        dataset = {"pypi": {**release, "sha256": next(iter(pin.digests))}}
     else:
-        if pin is None or (pin.package is not None and len(pin.digests) != 1):
-            lacking = f"no {DATASET}" if pin is None else f"no sha256 of {DATASET}"
-            todo = f"pin it: traceproof clone-repos {DATASET}"
-            problems.append(f"dataset: {LOCKED}: {root / NAME} has {lacking}; {todo}")
-            pin = None
-    if pin is None:
-        # a placeholder, so that no further problem is reported
-        return {**raw, "dataset": {"git": {"url": "unknown", "commit": "0" * 40}}}
-    if pin.package is None:
-        return {**raw, "dataset": {"git": {"url": pin.url, "commit": pin.commit}}}
-    (sha256,) = pin.digests
-    released = {"package": pin.package, "version": pin.version, "sha256": sha256, "folder": pin.folder or "."}
-    return {**raw, "dataset": {"pypi": released}}
+        lacking = f"no {DATASET}" if pin is None else f"no sha256 of {DATASET}"
+        todo = f"pin it: traceproof clone-repos {DATASET}"
+        problems.append(f"dataset: {LOCKED}: {root / NAME} has {lacking}; {todo}")
+    return {**raw, "dataset": dataset}
 
 
 def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:

@@ -270,17 +270,15 @@ def check_stack(stack: Installation, look: Look) -> CheckRow:
     if facts["failed"]:
         problems = (f"{name} can not be imported: {text}" for name, text in facts["failed"].items())
         return _broken(stack, "; ".join(problems), look.root)
-    names = [
-        name for name in dict.fromkeys([distribution(stack.name), distribution(MAIN)]) if name in facts["versions"]
-    ]
-    found = ", ".join(["ready", where, *(f"{name} {facts['versions'][name]}" for name in names)])
+    versions, names = facts["versions"], dict.fromkeys([distribution(stack.name), distribution(MAIN)])
+    found = ", ".join(["ready", where, *(f"{name} {versions[name]}" for name in names if name in versions)])
     problem, advice = _lacking(stack.name, facts, look)
     if problem:
         return CheckRow(name=stack.name, found=found, problem=problem, advice=advice)
     if has_driver() and STACKS[stack.name].needs_nvcc:
         toolkit, release = facts["compiler"]
         found += f", nvcc {release} of {toolkit}"
-    return CheckRow(name=stack.name, found=found, version=facts["versions"].get(distribution(stack.name), ""))
+    return CheckRow(name=stack.name, found=found, version=versions.get(distribution(stack.name), ""))
 
 
 def _lacking(name: str, facts: InterpreterFacts, look: Look) -> tuple[str, str]:
@@ -332,10 +330,8 @@ def _broken(stack: Installation, problem: str, root: Path) -> CheckRow:
         text = pins.read_text(encoding="utf-8") if pins.is_file() else ""
         pinned = [re.search(rf"(?m)^{re.escape(name)}==[^\s;+]+", text) for name in names]
         packages = " ".join(pin[0] if pin else name for pin, name in zip(pinned, names, strict=True))
-        advice = (
-            f"stacks.{stack.name}.python in config.yaml has to name a Python that has {packages}; null builds "
-        )
-        advice += "an environment for it."
+        advice = f"stacks.{stack.name}.python in config.yaml has to name a Python that has {packages}; "
+        advice += "null builds an environment for it."
         if "No module named" in problem:
             advice = f"$ {shlex.quote(stack.python)} -m pip install {packages}"
     return CheckRow(name=stack.name, found="can not be used", problem=f"{stack.python}: {problem}", advice=advice)

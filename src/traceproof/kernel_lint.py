@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from types import MappingProxyType
 
 from traceproof.audit import at, dotted, last_name
 from traceproof.errors import TraceproofError
@@ -166,8 +165,7 @@ def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
     """A cast to 64 bits widens, too late for a product; a load by the grid, cast to 32 bits, counts as grid."""
     kinds = {dotted(arg).rpartition(".")[2] for arg in [*node.args, *(keyword.value for keyword in node.keywords)]}
     if kinds & {"int64", "uint64"}:
-        late = value.narrow and value.level == PRODUCT
-        return replace(value, wide=True, wrapped=value.wrapped or late)
+        return replace(value, wide=True, wrapped=value.wrapped or value.late)
     if kinds & {"int32", "uint32"} and isinstance(inner, ast.Call) and last_name(inner.func) == "load":
         names = {part.id for part in ast.walk(inner) if isinstance(part, ast.Name)}
         if any(known.get(name, NOTHING).grid for name in names):
@@ -238,7 +236,6 @@ def _is_size(name: str, function: ast.FunctionDef) -> bool:
 
 
 CALLS = 3  # depth of calls between kernels that is followed
-NO_FACTS: Known = MappingProxyType({})
 MASKED = frozenset({"mask", "boundary_check"})
 
 
@@ -270,7 +267,7 @@ class Kernel:
         # names of block sizes by which the file divides a length, rounding up, so the last block may be partial.
         # None: the file launches nothing, so any block may.
         partial: frozenset[str] | None,
-        argument_facts: Known = NO_FACTS,  # facts of parameters, if another kernel calls this one
+        argument_facts: Known,  # facts of parameters, by name, if another kernel calls this one
     ) -> None:
         self._path = path
         self._function = function
@@ -460,7 +457,7 @@ def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> set[Finding]:
     helpers = {function.name: function for function in compiled}
     findings: set[Finding] = set()
     for function in compiled:
-        waiting: list[tuple[ast.FunctionDef, Known, int]] = [(function, NO_FACTS, 0)]
+        waiting: list[tuple[ast.FunctionDef, Known, int]] = [(function, {}, 0)]
         while waiting:
             callee, facts_of_arguments, depth = waiting.pop()
             kernel = Kernel(path, callee, lines, partial, facts_of_arguments)

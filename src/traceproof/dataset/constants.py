@@ -128,13 +128,10 @@ def shown(value: Value) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _registry() -> Any:  # noqa: ANN401 - imported late, since ops import this package
-    return importlib.import_module("traceproof.ops.registry")
-
-
 def rules_of(op_type: str) -> tuple[Rule, ...]:
     """The rules of an op_type; () if nobody declares it."""
-    declared = _registry().declarations().get(op_type)
+    registry: Any = importlib.import_module("traceproof.ops.registry")  # late, since ops import this package
+    declared = registry.declarations().get(op_type)
     return () if declared is None else tuple(declared[1].rules)
 
 

@@ -268,12 +268,10 @@ def read(value: Any) -> ReadDefinition:  # noqa: ANN401 - any JSON value
 
 def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
     """The dialect of a file's content, by keys that only one of them has."""
-    match value:
-        case {"axes": dict(), "inputs": dict() as inputs, "outputs": dict() as outputs}:
-            pass
-        case _:
-            return Dialect.PUBLISHED
-    specs = [spec for spec in (*inputs.values(), *outputs.values()) if isinstance(spec, dict)]
+    groups = [value.get(key) if isinstance(value, dict) else None for key in ("axes", "inputs", "outputs")]
+    if not all(isinstance(group, dict) for group in groups):
+        return Dialect.PUBLISHED
+    specs = [spec for group in ("inputs", "outputs") for spec in value[group].values() if isinstance(spec, dict)]
     if {"init", "check"} & value.keys() or any("param" in spec for spec in specs):
         return Dialect.TRACE_DUMP
     tags = value.get("tags")

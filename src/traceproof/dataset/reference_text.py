@@ -111,15 +111,14 @@ def activation(reference: str) -> str | None:
 @cache
 def experts_with_weights(reference: str) -> str:
     """`packed` if something is shifted right by 16, which separates an expert from its weight; else `plain`."""
+    shifts = []
     for node in ast.walk(parsed(reference)):
         match node:
-            case ast.BinOp(op=ast.RShift(), right=by) if _is_number(by, PACKED_SHIFT):
-                return "packed"
-            case ast.Call(func=ast.Attribute(attr="bitwise_right_shift"), args=[_, by]) if _is_number(
-                by, PACKED_SHIFT
-            ):
-                return "packed"
-    return "plain"
+            case ast.BinOp(op=ast.RShift(), right=by):
+                shifts.append(_literal(by))
+            case ast.Call(func=ast.Attribute(attr="bitwise_right_shift"), args=[_, by]):
+                shifts.append(_literal(by))
+    return "packed" if PACKED_SHIFT in shifts else "plain"
 
 
 @cache
@@ -198,10 +197,6 @@ def _literal(node: ast.expr) -> object:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
-
-
-def _is_number(node: ast.expr | None, number: int) -> bool:
-    return node is not None and _literal(node) == number
 
 
 def _is_part_of(node: ast.expr, names: Collection[str]) -> bool:

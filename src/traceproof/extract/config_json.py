@@ -148,28 +148,12 @@ def parallelisms(
     `all` stands for every number that fits the config; the usual parallelisms are taken if both are empty. Raises
     TraceproofError: one is no number from 1, or does not fit.
     """
-    values = [*product(["tp"], tp), *product(["ep"], ep)]
-    wrong = [
-        (name, value) for name, value in values if value != ALL and not re.fullmatch("[1-9][0-9]*", str(value))
-    ]
+    given = [*product(["tp"], tp), *product(["ep"], ep)]
+    wrong = [(name, size) for name, size in given if size != ALL and not re.fullmatch("[1-9][0-9]*", str(size))]
     if wrong:
-        problems = [f"--{name}: {value!r}; allowed: 1 and up, or all" for name, value in wrong]
+        problems = [f"--{name}: {size!r}; allowed: 1 and up, or all" for name, size in wrong]
         raise TraceproofError("the parallelism cannot be used", problems=problems)
-    if not tp and not ep:
-        pairs = tuple(usual)
-    else:
-        every = divisors(config)
-        spread = every if ALL in ep else list(map(int, ep)) or [1]  # ranks that experts are spread over
-        ranks = [size for size in every if _fits(config, Parallel(size, 1))] if ALL in tp else list(map(int, tp))
-        ranks = ranks or ([1] if ALL in ep else [max(spread)])
-        pairs = tuple(Parallel(t, e) for t, e in product(ranks, spread) if t % e == 0)
-        if ALL in ep:
-            pairs = tuple(pair for pair in pairs if _fits(config, pair))
-            for size in () if pairs else ranks:  # none fits, which raises the reason
-                check(config, Parallel(size, 1), where="config.json")
-        elif unused := [size for size in dict.fromkeys(spread) if size not in {pair.ep for pair in pairs}]:
-            todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
-            raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)
+    pairs = _pairs(config, tp, ep) if tp or ep else tuple(usual)
     if dp == 1:
         return pairs
     if bad := [pair.tp for pair in pairs if dp < 1 or pair.tp % dp]:
@@ -178,11 +162,23 @@ def parallelisms(
     return tuple(pair._replace(dp=dp) for pair in pairs)
 
 
-def divisors(config: Mapping[str, Any]) -> list[int]:
-    """Divisors of the number of attention heads, ascending."""
+def _pairs(config: Mapping[str, Any], tp: Sequence[int | str], ep: Sequence[int | str]) -> tuple[Parallel, ...]:
+    """Every pair of ranks (tp, ep) in which ep divides tp; `all` stands for divisors of the number of heads."""
     fields = language(config)
     heads = next((fields[name] for name in HEADS if isinstance(fields.get(name), int)), 1)
-    return [number for number in range(1, heads + 1) if heads % number == 0]
+    every = [number for number in range(1, heads + 1) if heads % number == 0]
+    spread = every if ALL in ep else list(map(int, ep)) or [1]  # ranks that experts are spread over
+    ranks = [size for size in every if _fits(config, Parallel(size, 1))] if ALL in tp else list(map(int, tp))
+    ranks = ranks or ([1] if ALL in ep else [max(spread)])
+    pairs = tuple(Parallel(t, e) for t, e in product(ranks, spread) if t % e == 0)
+    if ALL in ep:
+        pairs = tuple(pair for pair in pairs if _fits(config, pair))
+        for size in () if pairs else ranks:  # none fits, which raises the reason
+            check(config, Parallel(size, 1), where="config.json")
+    elif unused := [size for size in dict.fromkeys(spread) if size not in {pair.ep for pair in pairs}]:
+        todo = "SGLang spreads the experts over the tensor parallel ranks, so ep must divide tp."
+        raise TraceproofError(f"ep {unused} divides no tp of {ranks}", todo=todo)
+    return pairs
 
 
 def _fits(config: Mapping[str, Any], parallel: Parallel) -> bool:

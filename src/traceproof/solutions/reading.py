@@ -136,10 +136,10 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
     return candidates
 
 
-# Removed with tests if nothing left names it: an import of these, which has no side effects, ...
-TESTING = frozenset({"pytest", "traceproof"})
-BESIDE = TESTING | (sys.stdlib_module_names - {"__future__"})
-# ... or a definition for which Python evaluates only such calls, and expressions of such nodes.
+TESTING = frozenset({"pytest", "traceproof"})  # packages of tests
+# Packages whose import changes nothing for code that does not name them.
+WITHOUT_EFFECT = TESTING | (sys.stdlib_module_names - {"__future__"})
+# Calls, and nodes of expressions, without effect where Python evaluates them to define something.
 MARKS = re.compile(r"pytest\.(mark\.[\w.]+|fixture|param)|torch\.(cuda\.is_available|device)")
 PLAIN = (ast.Attribute, ast.Call, ast.Constant, ast.List, ast.Load, ast.Name, ast.Tuple, ast.keyword)
 
@@ -159,7 +159,7 @@ def without_tests(text: str, function: str) -> str:
     while sum(stays) != before:
         before = sum(stays)
         for place, one in enumerate(body):
-            if not stays[place] and (bound[place] & needed or not _may_go(one, modules, others)):
+            if not stays[place] and (bound[place] & needed or not _only_defines(one, modules, others)):
                 stays[place] = True
                 needed |= _named(one)
     lines = text.splitlines(keepends=True)
@@ -202,35 +202,33 @@ def _bound(statement: ast.stmt) -> set[str]:
     return _named(statement, bound=True)
 
 
-def _may_go(statement: ast.stmt, modules: Mapping[str, str], others: Collection[str]) -> bool:
-    """Whether a module behaves the same without a statement, if nothing else names what it binds.
+def _only_defines(statement: ast.stmt, modules: Mapping[str, str], others: Collection[str]) -> bool:
+    """Whether a statement only binds a name, so that a module that never reads it is the same without it.
 
-    `modules` maps imported names to dotted paths, `others` are names bound otherwise.
+    What Python evaluates for the definition (decorators, defaults, annotations) must have no effect either.
+    `modules` maps the names that imports bind to dotted paths; `others` are names bound by other statements.
     """
-    values: list[ast.expr] = []
     match statement:
-        case ast.Import() | ast.ImportFrom():
-            return all(path.partition(".")[0] in BESIDE and "*" not in path for _, path in _imports(statement))
-        case ast.FunctionDef(name=name, args=given, decorator_list=marks, returns=returns):
-            values += [*marks, *given.defaults, *(one for one in given.kw_defaults if one is not None)]
-            taken = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-            told = [*(one.annotation for one in taken if one is not None), returns]
-            # Only a class defined in the module has effects when it is subscripted or joined by `|`.
-            if any(isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in others)
-                   for one in told if one is not None for node in ast.walk(one)):  # fmt: skip
-                return False
-        case ast.ClassDef(name=name, bases=[], keywords=[], body=body, decorator_list=marks):
-            values += marks
-            inner = [one for one in body if not isinstance(one, ast.Pass)]
-            if not all(_may_go(one, modules, others) for one in inner):
-                return False
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            values.append(value)
-        case ast.Expr(value=ast.Constant()):
+        case ast.Expr(value=ast.Constant()):  # a docstring
             return True
+        case ast.Import() | ast.ImportFrom():
+            paths = [path for _, path in _imports(statement)]
+            return all(path.partition(".")[0] in WITHOUT_EFFECT and "*" not in path for path in paths)
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            evaluated = [value]
+        case ast.ClassDef(name=name, bases=[], keywords=[], body=body, decorator_list=evaluated):
+            if not all(isinstance(inner, ast.Pass) or _only_defines(inner, modules, others) for inner in body):
+                return False
+        case ast.FunctionDef(name=name, args=arguments, decorator_list=decorators, returns=returns):
+            evaluated = [*decorators, *arguments.defaults, *filter(None, arguments.kw_defaults)]
+            annotations = [node.annotation for node in ast.walk(arguments) if isinstance(node, ast.arg)]
+            for node in (node for each in filter(None, (*annotations, returns)) for node in ast.walk(each)):
+                # Of classes, only one defined in the module may have an effect if subscripted or joined by `|`.
+                if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in others):
+                    return False
         case _:
             return False
-    return not name.startswith("__") and all(_plain(one, modules) for one in values)
+    return not name.startswith("__") and all(_plain(value, modules) for value in evaluated)
 
 
 def _plain(value: ast.expr, modules: Mapping[str, str]) -> bool:

@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     sglang_model.prepare()  # before the forks
     torch.set_num_threads(1)
 
-    def one(number: int) -> None:
+    def answer_job(number: int) -> None:
         job = jobs[number]
         try:
             answer = read(job, version) if job is not None else listing(version)
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
             answer = {"error": refused.answer}
         _answer(options.out, number, answer)
 
-    for number, how in forked(one, len(jobs), workers=options.workers, seconds=options.seconds):
+    for number, how in forked(answer_job, len(jobs), workers=options.workers, seconds=options.seconds):
         if not (options.out / f"{number}.json").exists():
             _answer(options.out, number, {"error": {"reason": "died", "message": how}})
     return 0
