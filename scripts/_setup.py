@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def run(text: str | None, *command: str) -> None:
 
 
 def _set_up() -> None:
-    """Install what is absent, or whose pins changed."""
+    """Install what is absent, or whose pins changed; bytecode is written when it is imported."""
     if sys.version_info < OLDEST:
         sys.stderr.write(f"Python {OLDEST[0]}.{OLDEST[1]} or newer is needed, this is {sys.version.split()[0]}.\n")
         raise SystemExit(BAD_USE)
@@ -65,15 +66,28 @@ def _set_up() -> None:
         found = {}
     if found == wanted:
         return
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps"]
-    pip.append("--no-compile")  # what is imported is compiled then
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps", "--no-compile"]
     if {**found, "project": wanted["project"]} != wanted:
         sys.stderr.write(f"Setting up {VENV.name} from {PINS.relative_to(ROOT)} (once, about half a minute) ")
         _do(sys.executable, "-m", "venv", "--clear", str(VENV))
-        _do(*pip, "--require-hashes", "-r", str(PINS))
+        _install(pip)
     _do(*pip, "--no-build-isolation", "-e", str(ROOT))
     sys.stderr.write("\n")
     STAMP.write_text(json.dumps(wanted))
+
+
+def _install(pip: list[str]) -> None:
+    """Install all pins: by the pinned uv, in a fifth of pip's time, unless pip has an index of its own."""
+    configured = subprocess.run([*pip[:4], "config", "list"], check=False, capture_output=True, text=True).stdout
+    if ".index-url=" not in configured and ".no-index=" not in configured:
+        first = VENV / "uv.txt"
+        first.write_text(re.findall(r"^uv==.*?(?=^\S)", PINS.read_text(), re.DOTALL | re.MULTILINE)[0])
+        _do(*pip, "--require-hashes", "-r", str(first))
+        uv = [str(PYTHON), "-m", "uv", "pip", "install", "-qq", "--no-deps", "--python", str(PYTHON)]
+        with contextlib.suppress(subprocess.CalledProcessError):  # it does not know pip's proxies: pip goes on
+            _do(*uv, "--require-hashes", "-r", str(PINS))
+            return
+    _do(*pip, "--require-hashes", "-r", str(PINS))
 
 
 def _do(*command: str) -> None:
