@@ -167,31 +167,30 @@ def beside_cases(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> bool:
 
 @contextmanager
 def measuring(evaluation: SolutionRun, cases: Sequence[PlannedCase], watch: Watch) -> Iterator[Measuring]:
-    """Measure a solution in two new workers; at exit, results that are not done are abandoned."""
+    """Measure a solution in three new workers; at exit, results that are not done are abandoned."""
     with ExitStack() as stack:
-        probing: Probing = evaluation.source
-        anew: Probing = partial(evaluation.source, channels=CHANNELS)
+        channels = (None, CHANNELS, None)
+        workers: list[Probing] = [partial(evaluation.source, channels=count) for count in channels]
         sources: list[UntrustedSource] = []
         if evaluation.side_by_side:
-            sources = [stack.enter_context(evaluation.begun(channels=count)) for count in (None, CHANNELS)]
-            probing, anew = (lambda: nullcontext(sources[0])), (lambda: nullcontext(sources[1]))
+            sources = [stack.enter_context(evaluation.begun(channels=count)) for count in channels]
+            workers = [partial[nullcontext[UntrustedSource]](nullcontext, source) for source in sources]
         threads = stack.enter_context(ThreadPoolExecutor(4))
-        for source in sources:  # interrupt both at once, since ending one that has a GPU takes time
+        for source in sources:  # interrupt all at once, since ending one that has a GPU takes time
             stack.callback(source.session.interrupt)
-        seen = threads.submit(lambda: (*precision(evaluation, probing, cases),))
+        seen = threads.submit(lambda: (*precision(evaluation, workers[0], cases),))
 
         def measured() -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
             wait([seen])
-            return measure(evaluation, probing, anew, cases, watch=watch.beside(), threads=threads)
+            return measure(evaluation, workers, cases, watch=watch.beside(), threads=threads)
 
         properties = threads.submit(measured)
         yield Measuring(seen, properties)
 
 
-def measure(  # noqa: PLR0913 - has one caller
+def measure(
     evaluation: SolutionRun,
-    probing: Probing,
-    anew: Probing,
+    workers: Sequence[Probing],
     cases: Sequence[PlannedCase],
     *,
     watch: Watch,
@@ -199,7 +198,8 @@ def measure(  # noqa: PLR0913 - has one caller
 ) -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
     """All properties of a solution whose answers are correct, and bad rows of the calls.
 
-    `probing` and `anew` put it in a worker; the latter's has made no call before.
+    `workers` put it in a worker each: for most properties; for some of a worker that has made no call before; for
+    `errors`, after which a worker may be good for nothing.
     """
     planned = chosen(cases)
     if planned is None:
@@ -212,6 +212,7 @@ def measure(  # noqa: PLR0913 - has one caller
         return [*_others(evaluation, subject)], sizes
 
     others = threads.submit(solved)  # in a thread, during calls below
+    probing, anew, spoilt = workers
     with probing() as source:
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
         ruled: dict[str, Ruling] | None = None
@@ -223,7 +224,8 @@ def measure(  # noqa: PLR0913 - has one caller
         writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
         calls.same("determinism", calls.call(source, "determinism", calls=1 if writes else CALLS))
         elsewhere = replace(calls, watch=watch.beside(), rows=[])
-        beside = threads.submit(_in_new_process, elsewhere, anew) if evaluation.side_by_side else None
+        apart = partial(_in_new_process, elsewhere, anew), partial(_errors, calls, spoilt, watch.beside())
+        done = [threads.submit(one).result if evaluation.side_by_side else one for one in apart]
         layout = evaluation.layout
         variations: dict[str, dict[str, Any]] = {
             "memory": {"fill": OTHER_FILL, "layout": replace(layout, fill=OTHER_FILL)},
@@ -231,7 +233,6 @@ def measure(  # noqa: PLR0913 - has one caller
             "addresses": {"layout": replace(layout, room=layout.room + FAR)},
             "alignment": {"layout": replace(layout, shift=1)},
             "threads": {"threads": 2},
-            "strides": {"how": STRIDED},
         }
         for name, variation in variations.items():
             calls.same(name, calls.call(source, name, **variation))
@@ -246,13 +247,8 @@ def measure(  # noqa: PLR0913 - has one caller
             calls.states["empty"] = UNMEASURED, "no case of the definition is empty"
         elif calls.call(source, "empty", evaluation.subject(empty[0])) is not None:
             calls.states["empty"] = HOLDS, "empty outputs"
-        if calls.states["bounds"][0] == HOLDS:
-            _errors(calls, source)
-            watch.done("property errors")
-    if beside is None:
-        _in_new_process(elsewhere, anew)
-    else:
-        beside.result()
+    for wait_or_run in done:
+        wait_or_run()
     results = tuple(_result(evaluation, name, calls.states.get(name)) for name in PROPERTIES)
     return results, [*calls.rows, *elsewhere.rows]
 
@@ -270,12 +266,13 @@ def _bounds(calls: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _in_new_process(calls: PropertyCalls, anew: Probing) -> None:
-    """Measure the properties that need a worker which has made no call before."""
+    """Measure `process` in a worker that has made no call before, then what needs no calls of the other worker."""
     with anew() as another:
         calls.same("process", calls.call(another, "process"))
         _on_gpu(calls, another, "stream", ORDINARY, STREAM)
         _on_gpu(calls, another, "load", LOAD)
         _load_on_part(calls, another)
+        calls.same("strides", calls.call(another, "strides", how=STRIDED))
         _on_gpu(calls, another, "graph", GRAPH)  # last, since a failed capture may make the process useless
 
 
@@ -402,8 +399,15 @@ def _after_others(calls: PropertyCalls, source: UntrustedSource, others: Sequenc
         calls.same("order", calls.call(source, "order"))
 
 
-def _errors(calls: PropertyCalls, source: UntrustedSource) -> None:
+def _errors(calls: PropertyCalls, spoilt: Probing, watch: Watch) -> None:
     """Set `errors`: calls with inputs that the definition rules out must raise or return correct values."""
+    with spoilt() as source:
+        calls.states["errors"] = _of_errors(calls, source)
+    watch.done("property errors")
+
+
+def _of_errors(calls: PropertyCalls, source: UntrustedSource) -> tuple[str, str]:
+    """The state of `errors`, by calls in a worker."""
     evaluation, subject = calls.evaluation, calls.subject
     calls_made = 0
     for what, inputs in evaluation.op.errors(evaluation.definition, subject.inputs):
@@ -415,16 +419,13 @@ def _errors(calls: PropertyCalls, source: UntrustedSource) -> None:
         except CallError as error:
             if error.reply.status is Status.ERROR:
                 continue
-            calls.states["errors"] = BROKEN, f"{what}: {error.told}"
-            return
+            return BROKEN, f"{what}: {error.told}"
         changed = [name for name, value in inputs.items() if value is not subject.inputs[name]]
         pairs = [(tensor(inputs, name), tensor(subject.inputs, name)) for name in changed]
         safe = all(one.is_floating_point() and one.shape == other.shape for one, other in pairs)
         if not _right_in_values(evaluation, replace(subject, inputs=inputs), result, safe=safe):
-            calls.states["errors"] = BROKEN, f"{what}: it neither raises nor is right"
-            return
-    if calls_made:
-        calls.states["errors"] = HOLDS, f"{calls_made} such calls raise or are right"
+            return BROKEN, f"{what}: it neither raises nor is right"
+    return (HOLDS, f"{calls_made} such calls raise or are right") if calls_made else (UNMEASURED, "")
 
 
 def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, result: CaseResult, *, safe: bool) -> bool:
