@@ -320,7 +320,9 @@ def test_a_description_counts_rows_of_this_state_of_a_definition_only() -> None:
 
 
 @pytest.mark.slow
-def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> None:
+def test_definitions_side_by_side_give_their_rows_in_order_and_lines_of_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = ["rmsnorm_a", "rmsnorm_b", "rmsnorm_c"]
     for name in names:
         write(tmp_path, rmsnorm(name))
@@ -330,7 +332,9 @@ def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> No
     options = ["-k", "test_numerical_correctness or vs_flashinfer", "--test-sizes=small"]
     digests = dict.fromkeys(names, "0" * 32)
     order = OpTypeTests(**of, digests=digests, options=options, limits=Limits(seconds=300.0))
+    monkeypatch.setattr("traceproof.programs.FIRST_SECONDS", 0.01)
     rows = list(run_tests(order, Environment(name=MAIN, python=forked.interpreter()), parallel=2))
+    assert f"{'rmsnorm':24}  tests of 0/3 definitions: 0 s\n" in capsys.readouterr().err
     assert list(dict.fromkeys(row["definition"] for row in rows)) == names
     counts = {name: sum(row["definition"] == name for row in rows) for name in names}
     assert len(set(counts.values())) == 1

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, write_text
+from traceproof.programs import telling
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits
 from traceproof.sandbox.model import Reply, Status
@@ -116,6 +117,18 @@ class OpTypeTests:
     variables: Mapping[str, str] = field(default_factory=dict)  # environment variables
 
 
+@dataclass(slots=True)
+class _Progress:
+    """Counts definitions whose tests have ended; str() of it is a line of progress."""
+
+    label: str
+    total: int
+    done: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.label:24}  tests of {len(self.done)}/{self.total} definitions"
+
+
 def run_tests(
     order: OpTypeTests, environment: Environment, *, caches: Path | None = None, parallel: int = 1
 ) -> Iterator[DefinitionTestRow]:
@@ -135,14 +148,19 @@ def run_tests(
     if order.stack != MAIN:  # elsewhere than in torch's environment, only what needs the stack's package
         options += ["-k", f"vs_{order.stack} or ground_truths_match"]
     shared = {"folder": str(order.folder.absolute()), "options": options, "variables": dict(order.variables)}
-    with own_folder() as scratch, ThreadPoolExecutor(parallel) as threads:
+    progress = _Progress(order.op_type, len(names))
+    with own_folder() as scratch, ThreadPoolExecutor(parallel) as threads, telling(progress):
 
         def share(number: int) -> dict[str, list[TestRow]]:
             folder = scratch / str(number)
             folder.mkdir()
             payload = {"scratch": str(folder), **shared}
+            found = {}
             with Worker(environment, SETUP, payload, order.limits, caches=caches) as worker:
-                return {name: _test_rows(worker.ask(name)) for name in names[number::parallel]}
+                for name in names[number::parallel]:
+                    found[name] = _test_rows(worker.ask(name))
+                    progress.done.append(name)
+            return found
 
         rows = {name: answers for part in threads.map(share, range(parallel)) for name, answers in part.items()}
     for name in names:
