@@ -58,7 +58,7 @@ class DType(StrEnum):
     STRING = "string"  # of a scalar: a mode, a device or a dtype
     UNKNOWN = "unknown"  # of an output: whatever the code returns
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Bits per element; float4 has 4, so two in a byte."""
         digits = re.search(r"\d+", self)  # the first number in its name

@@ -112,7 +112,7 @@ class Engine(contextlib.AbstractContextManager["Engine"]):
         return [row for row in rows if row.implementation in requested or PAIR in row.implementation]
 
     def prepare(self, entries: Sequence[PlannedDefinition], implementations: Sequence[str]) -> None:
-        """Start ahead what definitions will need: a worker per environment, and kernel builds, the longest first."""
+        """Start ahead what definitions need: a worker per environment, and kernel builds, the longest first."""
         self._fork_workers(implementations)
         wait_asleep(self.device)
         caches = self.settings.caches
