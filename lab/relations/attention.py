@@ -20,8 +20,8 @@ from relations.building import (
     unchanged,
 )
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Tensors, Values
-from traceproof.ops.batch import batch_of, taken
+from traceproof.ops.base import Tensors, Values, taken
+from traceproof.ops.batch import batch_of
 from traceproof.ops.op import QUERIES, Subject
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")

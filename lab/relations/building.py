@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Tensors, Values
-from traceproof.ops.batch import batch_of, halved, taken
+from traceproof.ops.base import Tensors, Values, taken
+from traceproof.ops.batch import batch_of, halved
 from traceproof.ops.op import Subject
 
 # Outputs so far: those of the case itself first, then those of the calls in turn.

@@ -24,8 +24,8 @@ from relations.building import (
     times,
 )
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Tensors, Values
-from traceproof.ops.batch import batch_of, taken
+from traceproof.ops.base import Tensors, Values, taken
+from traceproof.ops.batch import batch_of
 from traceproof.ops.families.expert import OF_EXPERTS
 from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of

@@ -26,7 +26,7 @@ from traceproof.dataset.definition import Definition, DType
 from traceproof.lazy import torch
 from traceproof.ops import registry
 from traceproof.ops.adapter import dim
-from traceproof.ops.base import Given, Tensors, tensor
+from traceproof.ops.base import Given, Tensors, taken, tensor
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.formula import Part, Wide, same
 
@@ -97,7 +97,7 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
     for spans in alike(operands):
         span, size = spans[0], spans[0].stop - spans[0].start
         rows = torch.cat([one.rows for one in spans])  # [B * L]
-        chosen = (x.index_select(0, rows).view(len(spans), -1, *x.shape[1:]) for x in (operands.k, v))
+        chosen = (taken(x, 0, rows).view(len(spans), -1, *x.shape[1:]) for x in (operands.k, v))
         keys, values = (x.transpose(1, 2).flatten(0, 1).to(compute) for x in chosen)  # [B * Hkv, L, D]
         starts = torch.tensor([[one.start] for one in spans], device=q.device)
         biases = [one.bias for one in spans if one.bias is not None]

@@ -78,6 +78,13 @@ def rounded(definition: Definition, values: Tensors) -> Tensors:
     return {name: values[name].to(dtype_of(spec)) for name, spec in definition.outputs.items()}
 
 
+def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
+    """`index_select` for all dtypes; torch has none for some that are a byte wide."""
+    if values.dtype.itemsize > 1:
+        return values.index_select(axis, index)
+    return values.view(torch.uint8).index_select(axis, index).view(values.dtype)
+
+
 def ordered(definition: Definition, values: Mapping[str, Any]) -> Values:
     """`values` in the order of the definition's inputs. Raises KeyError: an input is missing."""
     return {name: values[name] for name in definition.inputs}

@@ -8,19 +8,12 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.base import Tensors, Values, tensor
+from traceproof.ops.base import Tensors, Values, taken, tensor
 from traceproof.ops.op import QUERIES, Subject
 
 SLOTS = ("initial_state_indices", "state_batch_indices")  # inputs: which slot of a pool each row has
 # By index pointer: inputs, of which the first that exists has the first axis that it cuts into parts.
 POINTERS = {"qo_indptr": QUERIES, "kv_indptr": ("kv_indices", "k"), "cu_seqlens": QUERIES}
-
-
-def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
-    """`index_select` for all dtypes; torch has none for some that are a byte wide."""
-    if values.dtype.itemsize > 1:
-        return values.index_select(axis, index)
-    return values.view(torch.uint8).index_select(axis, index).view(values.dtype)
 
 
 def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
