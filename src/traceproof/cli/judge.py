@@ -34,7 +34,11 @@ SILENT_SECONDS = 3.0  # time after which progress is reported again
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 Solution = Annotated[
-    str, typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder.")
+    str,
+    typer.Argument(
+        metavar="FILE_OR_FOLDER",
+        help="A solution: .json, .py, .cu, FILE::FUNCTION; or a folder of them: only the first waits for PyTorch.",
+    ),
 ]
 DefinitionOf = Annotated[
     str | None,
