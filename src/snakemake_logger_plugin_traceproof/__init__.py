@@ -149,7 +149,9 @@ class LogHandler(LogHandlerBase):
             logs = ", ".join(values["aux_logs"]) or "none, so it was not accepted: too large for any of its nodes?"
             return f"FAILED group {values['groupid']}; the batch system's log: {logs}"
         name = self._names.get(values["jobid"], values["rule_name"])
-        self._failed[name] = _is_target(name) and any(map(_found, values["log"]))
+        rule = name.partition(" ")[0]
+        ends_with_table = rule in TARGETS or rule.startswith(TABLES)
+        self._failed[name] = ends_with_table and any(map(_found, values["log"]))
         for folder in {Path(log).parent for log in values["log"]}:
             with suppress(OSError):
                 free = shutil.disk_usage(folder).free
@@ -160,11 +162,6 @@ class LogHandler(LogHandlerBase):
         # The batch system's message about its job.
         batch = f"{said} " if said and not said.startswith("Error in rule") else ""
         return f"FAILED {name}; {batch}what it said: {', '.join(values['log'])}"
-
-
-def _is_target(name: str) -> bool:
-    rule = name.partition(" ")[0]
-    return rule in TARGETS or rule.startswith(TABLES)
 
 
 def _found(log: str) -> bool:

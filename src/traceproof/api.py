@@ -137,11 +137,9 @@ def form_of(name: str) -> NamedForm:
     several = [key for key, form in forms().items() if form.op_type == name]
     if several:
         raise TraceproofError(f"{name} has several forms", todo=f"Name one: {', '.join(several)}.")
-    raise TraceproofError(
-        f"there is no form {name}; {closest(name, forms())}",
-        todo=f"Give a definition (traceproof.definition: a file, or a name in a dataset), or one of "
-        f"{', '.join(forms())}.",
-    )
+    todo = "Give a definition (traceproof.definition: a file, or a name in a dataset), or one of "
+    todo += f"{', '.join(forms())}."
+    raise TraceproofError(f"there is no form {name}; {closest(name, forms())}", todo=todo)
 
 
 def of_suite(of: object) -> bool:
@@ -362,9 +360,8 @@ def check(  # noqa: PLR0913 - all but one have defaults
     candidate = _candidate_of(function) if isolated or not callable(function) else None
     of = of or (candidate.definition if candidate is not None else "") or ""
     if not of:
-        raise TraceproofError(
-            f"{function} does not say which definition it implements", todo="Name one: check(f, of)."
-        )
+        what = f"{function} does not say which definition it implements"
+        raise TraceproofError(what, todo="Name one: check(f, of).")
     if isolated:
         if gradients or cases:
             raise TraceproofError("what is isolated is judged in all cases, and without its gradients")
@@ -441,10 +438,9 @@ def _candidate_of(function: Function | str | Path) -> Candidate:
     except TypeError:
         file = None
     if file is None or not Path(file).is_file() or getattr(function, "__qualname__", "") != name:
-        raise TraceproofError(
-            f"{name} has no file to run it from: what is isolated runs in another process",
-            todo="Define it at the top level of a file, or give that: check('kernel.py::function', ...).",
-        )
+        what = f"{name} has no file to run it from: what is isolated runs in another process"
+        todo = "Define it at the top level of a file, or give that: check('kernel.py::function', ...)."
+        raise TraceproofError(what, todo=todo)
     return read(Path(file), name)[0]
 
 
@@ -648,9 +644,8 @@ class DrawnCase:
                 called, entry, self.repeat, device=self.device, tolerance=self.tolerance, gradients=gradients
             )
         if gradients:
-            raise TraceproofError(
-                "outputs alone have no gradients", todo="Give the function: case.check(function)."
-            )
+            todo = "Give the function: case.check(function)."
+            raise TraceproofError("outputs alone have no gradients", todo=todo)
         before = self._before
         returned = named_outputs(self.definition, outputs)
         present = {name: value for name, value in returned.items() if value is not None}
@@ -818,11 +813,9 @@ def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         too_many = [str(place) for place in range(len(names), len(values))]
         values = dict(zip([*names, *too_many], values, strict=False))
-    strange = [str(name) for name in values if name not in names]
+    strange = [f"there is no {name}" for name in values if name not in names]
     if strange:
-        raise TraceproofError(
-            f"{of} has the inputs {', '.join(names)}", problems=[f"there is no {name}" for name in strange]
-        )
+        raise TraceproofError(f"{of} has the inputs {', '.join(names)}", problems=strange)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -881,11 +874,9 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     Raises:
         TraceproofError: it can not be read, called or isolated.
     """
-    strange = [name for name in demand if name not in PROPERTIES]
+    strange = [f"not {name}" for name in demand if name not in PROPERTIES]
     if strange:
-        raise TraceproofError(
-            f"properties are {', '.join(PROPERTIES)}", problems=[f"not {name}" for name in strange]
-        )
+        raise TraceproofError(f"properties are {', '.join(PROPERTIES)}", problems=strange)
     settings = JudgeSettings(
         sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
         tolerance=tolerance, timed=timed, whole=whole, weak=weak, gpu=_on_gpu(None),

@@ -389,15 +389,15 @@ class Kernel:
 
     def _look(self, expression: ast.expr) -> None:
         """Check every address computed in an expression, and every access to memory."""
-        inner: set[int] = set()
+        partial: set[int] = set()  # ids of sums that begin a longer one, and are checked with it
         for node in ast.walk(expression):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and id(node) not in inner:
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and id(node) not in partial:
                 terms = list(addends(node))
-                inner |= {id(one) for one in ast.walk(node) if isinstance(one, ast.BinOp)}
-                offsets = [one for one in terms if not (isinstance(one, ast.Name) and one.id in self._pointers)]
-                for addend in offsets if len(offsets) < len(terms) else ():
-                    self._addend(addend, addend)
-                inner -= {id(part) for addend in terms for part in ast.walk(addend)}
+                in_terms = {id(part) for term in terms for part in ast.walk(term)}
+                partial |= {id(part) for part in ast.walk(node) if isinstance(part, ast.BinOp)} - in_terms
+                offsets = [t for t in terms if not (isinstance(t, ast.Name) and t.id in self._pointers)]
+                for offset in offsets if len(offsets) < len(terms) else ():
+                    self._addend(offset, offset)
             elif isinstance(node, ast.Call):
                 self._access(node)
             elif isinstance(node, ast.Compare):

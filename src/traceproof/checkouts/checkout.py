@@ -76,9 +76,8 @@ def _alone(target: Path) -> Iterator[None]:
         with FileLock(target.with_name(f".{target.name}.lock"), timeout=0):
             yield
     except Timeout:
-        raise TraceproofError(
-            f"{target} is being fetched by another run", todo="Wait for it to end, then run again."
-        ) from None
+        todo = "Wait for it to end, then run again."
+        raise TraceproofError(f"{target} is being fetched by another run", todo=todo) from None
 
 
 def fill(folder: Path, wanted: WantedCheckout, git: Git) -> None:
@@ -118,19 +117,16 @@ def _finish(folder: Path, wanted: WantedCheckout, git: Git) -> None:
         except GitError as error:
             if "is not a git command" not in error.output:
                 raise
-            raise TraceproofError(
-                "the files in LFS can not be fetched: git-lfs is not installed",
-                todo="Install it (Debian: apt install git-lfs), or leave out --lfs: sources need none.",
-            ) from error
+            what = "the files in LFS can not be fetched: git-lfs is not installed"
+            todo = "Install it (Debian: apt install git-lfs), or leave out --lfs: sources need none."
+            raise TraceproofError(what, todo=todo) from error
     head, changed = git.commit("HEAD"), changes(git)
     empty = [path for path in submodules if not any((folder / path).glob("[!.]*"))]
     if head != wanted.commit or changed or empty:
-        raise GitError(
-            f"{folder} did not become a checkout of {wanted.commit}",
-            output="\n".join([f"HEAD is {head}", *changed, *(f"submodule {path} is empty" for path in empty)]),
-            final=True,
-            todo="Run the same command again; if it stays so, delete the folder.",
-        )
+        what = f"{folder} did not become a checkout of {wanted.commit}"
+        state = "\n".join([f"HEAD is {head}", *changed, *(f"submodule {path} is empty" for path in empty)])
+        todo = "Run the same command again; if it stays so, delete the folder."
+        raise GitError(what, output=state, final=True, todo=todo)
     write_json(folder / ".git" / NOTE, {"commit": wanted.commit, "url": wanted.url})
 
 
@@ -152,11 +148,9 @@ def _unchanged(target: Path, git: Git) -> str:
     try:
         head, changed = git.commit("HEAD"), changes(git)
     except GitError as error:
-        raise TraceproofError(
-            f"{target} is a damaged repository; it is left alone",
-            problems=error.problems,
-            todo="Save what is yours in it, delete it and run again.",
-        ) from error
+        what = f"{target} is a damaged repository; it is left alone"
+        todo = "Save what is yours in it, delete it and run again."
+        raise TraceproofError(what, problems=error.problems, todo=todo) from error
     if changed:
         todo = "Put them elsewhere and delete the folder, then run again; or use another --target-dir."
         what = f"{target} has local changes; they are left alone"

@@ -139,23 +139,16 @@ class Git:
         """The error for a failed command, with its cause if the output shows it; `final`: retrying is useless."""
         what = redacted(f"git {' '.join(arguments)} in {self.folder}")
         if re.search(STALLED, output):
-            return GitError(
-                f"{what}: the remote sent nothing for {self.patience.stall:g} s",
-                output=output,
-                final=False,
-                todo="Check the network, or set a mirror (git config url.<mirror>.insteadOf <address>).",
-            )
+            what += f": the remote sent nothing for {self.patience.stall:g} s"
+            todo = "Check the network, or set a mirror (git config url.<mirror>.insteadOf <address>)."
+            return GitError(what, output=output, final=False, todo=todo)
         if code == -signal.SIGXFSZ:
             output += "\nfile too large"
         for pattern, cause, todo in FINAL:
             if re.search(pattern, output):
                 return GitError(f"{what}: {cause}", output=output, final=True, todo=todo)
-        return GitError(
-            f"{what} ended with {code}",
-            output=output,
-            final=False,
-            todo="Check the address, the network (git ls-remote URL), and that a shallow clone has the commits.",
-        )
+        todo = "Check the address, the network (git ls-remote URL), and that a shallow clone has the commits."
+        return GitError(f"{what} ended with {code}", output=output, final=False, todo=todo)
 
     def _environment(self, *, network: bool) -> Mapping[str, str]:
         """Environment variables for git: the user's, without prompts and other repositories' variables.

@@ -57,13 +57,12 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
             archive = _download(pin, Path(scratch) / "download")
             sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
             if pin.digests and sha256 not in pin.digests:
-                expected = [f"expected sha256 {digest}" for digest in sorted(pin.digests)]
-                raise TraceproofError(
-                    f"{archive.name} is not the file that sources.lock names",
-                    problems=[*expected, f"got      sha256 {sha256}"],
-                    todo="Run again in case the download was damaged; if it stays so, find out why first. "
-                    "A release may have one file per platform: then sources.lock lists the sha256 of each.",
-                )
+                problems = [f"expected sha256 {digest}" for digest in sorted(pin.digests)]
+                problems.append(f"got      sha256 {sha256}")
+                todo = "Run again in case the download was damaged; if it stays so, find out why first. A release "
+                todo += "may have one file per platform: then sources.lock lists the sha256 of each."
+                what = f"{archive.name} is not the file that sources.lock names"
+                raise TraceproofError(what, problems=problems, todo=todo)
             unpacked = Path(scratch) / "unpacked"
             unpack(archive, unpacked)
             content = unpacked / (pin.folder or ".")
@@ -97,10 +96,8 @@ def _present(target: Path) -> Pin | None:
         note = json.loads((target / NOTE).read_text(encoding="utf-8"))
         pin, files = Pin.model_validate(note["pin"]), note["files"]
     except (OSError, ValueError, KeyError) as error:
-        raise TraceproofError(
-            f"{target} exists and is no unpacked package; it is left alone",
-            todo="Move it away, or give another --target-dir.",
-        ) from error
+        what = f"{target} exists and is no unpacked package; it is left alone"
+        raise TraceproofError(what, todo="Move it away, or give another --target-dir.") from error
     if files != package_digest(target):
         todo = "Put them elsewhere and delete the folder, then run again; or use another --target-dir."
         raise TraceproofError(f"{target} has local changes; they are left alone", todo=todo)
@@ -177,9 +174,8 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
                 problems.append(f"{place}: {' '.join(str(error).split())[:300]}")
             else:
                 problems.append(f"{place}: no source package of this version")
-    raise TraceproofError(
-        f"pip's indexes have no source package {package}=={version}", problems=problems, todo=TODO
-    )
+    what = f"pip's indexes have no source package {package}=={version}"
+    raise TraceproofError(what, problems=problems, todo=TODO)
 
 
 def newest(package: str) -> str:
@@ -216,11 +212,9 @@ def _fetched(session: requests.Session, url: str, target: Path, sha256: str | No
     with target.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if sha256 not in {None, digest}:
-        raise TraceproofError(
-            f"{target.name} is not the file that was pinned",
-            problems=[f"expected sha256 {sha256}", f"got      sha256 {digest}"],
-            todo="Run again in case the download was damaged; if it stays so, find out why first.",
-        )
+        problems = [f"expected sha256 {sha256}", f"got      sha256 {digest}"]
+        todo = "Run again in case the download was damaged; if it stays so, find out why first."
+        raise TraceproofError(f"{target.name} is not the file that was pinned", problems=problems, todo=todo)
     return target
 
 

@@ -94,9 +94,8 @@ class Pin(BaseModel):
             bool(self.package or self.version or self.sha256 or self.folder),
         )
         if begun != (repository, package) or not (repository or package):
-            raise ValueError(
-                "give 'url' and 'commit', or 'package' and 'version', or both: then git is tried first"
-            )
+            what = "give 'url' and 'commit', or 'package' and 'version', or both: then git is tried first"
+            raise ValueError(what)
         return self
 
 
@@ -133,11 +132,8 @@ def read_lock(path: Path) -> dict[str, Pin]:
 
 
 def _unusable(path: Path, problems: list[str]) -> TraceproofError:
-    return TraceproofError(
-        f"{path} cannot be used",
-        problems=problems,
-        todo="Repair it, or delete the entry and run `traceproof clone-repos` to pin it anew.",
-    )
+    todo = "Repair it, or delete the entry and run `traceproof clone-repos` to pin it anew."
+    return TraceproofError(f"{path} cannot be used", problems=problems, todo=todo)
 
 
 def write_lock(path: Path, pins: Mapping[str, Pin]) -> None:
@@ -168,7 +164,6 @@ def resolve(url: str, ref: str, *, git: "Git") -> str:
         todo = f"Say which: refs/tags/{ref} or refs/heads/{ref}."
         raise TraceproofError(f"{ref!r} is both a tag and a branch of {url}, at different commits", todo=todo)
     if not commits:
-        raise TraceproofError(
-            f"{url} has no branch or tag {ref!r}", todo="Check the name; a commit is given with all its 40 digits."
-        )
+        todo = "Check the name; a commit is given with all its 40 digits."
+        raise TraceproofError(f"{url} has no branch or tag {ref!r}", todo=todo)
     return commits.pop()

@@ -56,10 +56,9 @@ def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[s
     pins = read_lock(root / NAME) if names else {}
     absent = [name for name in names if name not in pins]
     if absent:
-        raise TraceproofError(
-            f"{NAME} has no pin of {', '.join(absent)}, which config.yaml takes from there",
-            todo=f"Pin it: traceproof clone-repos {' '.join(absent)} --commit {absent[0]}=<40 digits>.",
-        )
+        what = f"{NAME} has no pin of {', '.join(absent)}, which config.yaml takes from there"
+        todo = f"Pin it: traceproof clone-repos {' '.join(absent)} --commit {absent[0]}=<40 digits>."
+        raise TraceproofError(what, todo=todo)
     return {name: pins[name].model_dump(exclude={"ref"}, exclude_none=True) for name in names}
 
 

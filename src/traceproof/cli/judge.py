@@ -81,9 +81,9 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 accepted, 1 refused, 2 bad use or input, or it needs a GPU and there is none.
     """
-    given = run.without_none(tolerance=tolerance, seed=seed)
+    chosen = run.without_none(tolerance=tolerance, seed=seed)
     replaced = {"dataset": run.dataset_in(dataset), "allow_weak_isolation": allow_weak_isolation or None}
-    root, config = run.configured(test_sizes=test_sizes, **replaced, **given)
+    root, config = run.configured(test_sizes=test_sizes, **replaced, **chosen)
     if demand:
         demanded = Solutions(demanded=(*dict.fromkeys((*config.solutions.demanded, *demand)),))
         config = config.model_copy(update={"solutions": demanded})
@@ -102,8 +102,8 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         whole=whole,
         sign=None if sign is None else partial(_signatures().sign, key=_signatures().private_key(sign)),
     )
-    given = run.without_none(definition=definition, dataset=dataset, **given)
-    repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    chosen = run.without_none(definition=definition, dataset=dataset, **chosen)
+    repeats = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
     repeats += [word for name in demand or () for word in ("--demand", name)]
     with session.judge:

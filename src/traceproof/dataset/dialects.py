@@ -381,6 +381,7 @@ class Normaliser:
             axes = [name for name in sizes if any(name in used for used in (*met, own_names))]
             const_of_axes = {name: size for name, size in const.items() if name in axes}
             wanted = dict.fromkeys(set(axes) - const_of_axes.keys(), 1)
+            # taken only if it can hold together with those before
             if System(tuple(axes), (*constraints, text)).solve(const_of_axes, wanted) is not None:
                 self._note(f"{text}: taken from {why}")
                 constraints, met = [*constraints, text], [*met, own_names]
@@ -398,9 +399,7 @@ class Normaliser:
         if spec.keys() - turned.keys():
             self._note(f"{where}: unknown keys {sorted(map(str, spec.keys() - turned.keys()))} are not read")
         if isinstance(turned.get("shape"), list):
-            turned["shape"] = [
-                literal_axis(size)[0] if isinstance(size, str) else size for size in turned["shape"]
-            ]
+            turned["shape"] = [literal_axis(s)[0] if isinstance(s, str) else s for s in turned["shape"]]
         if isinstance(turned.get("dtype"), str):
             turned["dtype"] = DTYPES.get(turned["dtype"], turned["dtype"])
         return turned

@@ -172,10 +172,8 @@ def _sign(node: ast.AST, halves: Collection[str], cached: Collection[str]) -> st
     if isinstance(node, ast.Subscript):
         if SECOND.search(ast.unparse(node.slice)):
             return NEIGHBOURS
-        bounds = [
-            part for cut in ast.walk(node.slice) if isinstance(cut, ast.Slice) for part in (cut.lower, cut.upper)
-        ]
-        texts = [ast.unparse(part).removeprefix("-") for part in bounds if part is not None]
+        bounds = [end for s in ast.walk(node.slice) if isinstance(s, ast.Slice) for end in (s.lower, s.upper)]
+        texts = [ast.unparse(end).removeprefix("-") for end in bounds if end is not None]
         cuts = any(HALF.search(text) or text in halves for text in texts)
         return HALVES if cuts and _root(node) not in cached else None
     if not isinstance(node, ast.Call):

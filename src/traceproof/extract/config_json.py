@@ -80,9 +80,8 @@ class Fields:
         """Note a problem unless `divisor`, called `what`, divides the field's value."""
         if value is not None and value % divisor:
             allowed = ", ".join(str(number) for number in range(1, value + 1) if value % number == 0)
-            self.problems.append(
-                f"{what}: {divisor} does not divide {self.named(names)} = {value}; allowed: {allowed}"
-            )
+            problem = f"{what}: {divisor} does not divide {self.named(names)} = {value}; allowed: {allowed}"
+            self.problems.append(problem)
 
 
 # Names of the same number in different config.json files.
@@ -122,9 +121,8 @@ def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
     experts, chosen = fields.count(EXPERTS, needed=False), fields.count(CHOSEN, needed=False)
     fields.divides("ep", parallel.ep, EXPERTS, experts)
     if experts is not None and chosen is not None and chosen > experts:
-        fields.problems.append(
-            f"{fields.named(CHOSEN)}: {chosen}; allowed: 1 to {fields.named(EXPERTS)} = {experts}"
-        )
+        problem = f"{fields.named(CHOSEN)}: {chosen}; allowed: 1 to {fields.named(EXPERTS)} = {experts}"
+        fields.problems.append(problem)
     for name in EPSILONS:
         fields.positive(name)
     if fields.problems:
@@ -148,8 +146,8 @@ def parallelisms(
     `all` stands for every number that fits the config; the usual parallelisms are taken if both are empty. Raises
     TraceproofError: one is no number from 1, or does not fit.
     """
-    given = [*product(["tp"], tp), *product(["ep"], ep)]
-    wrong = [(name, size) for name, size in given if size != ALL and not re.fullmatch("[1-9][0-9]*", str(size))]
+    sizes = [*product(["tp"], tp), *product(["ep"], ep)]
+    wrong = [(name, size) for name, size in sizes if size != ALL and not re.fullmatch("[1-9][0-9]*", str(size))]
     if wrong:
         problems = [f"--{name}: {size!r}; allowed: 1 and up, or all" for name, size in wrong]
         raise TraceproofError("the parallelism cannot be used", problems=problems)

@@ -216,10 +216,10 @@ def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) 
     by_name = {definition.name: _held(definition, dataset) for definition in extracted}
     pairs = []  # the same by fields, with other references
     for definition in extracted:
-        held = by_name[definition.name]
-        if held is None or held.reference == definition.reference or meaning_differences(definition, held):
+        theirs = by_name[definition.name]
+        if theirs is None or theirs.reference == definition.reference or meaning_differences(definition, theirs):
             continue
-        pairs.append((definition, held.reference))
+        pairs.append((definition, theirs.reference))
     findings = dict(zip((definition.name for definition, _ in pairs), behaviour(pairs), strict=True))
     return [_decide(ours, by_name[ours.name], findings.get(ours.name), dataset) for ours in extracted]
 
@@ -238,13 +238,13 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
 
 
 def _decide(
-    definition: Definition, held: Definition | None, finding: CheckResult | None, dataset: Path
+    definition: Definition, theirs: Definition | None, finding: CheckResult | None, dataset: Path
 ) -> MergeResult:
-    """Compare with the dataset's (`held`): new, the same, same but for tags, or a conflict under another name."""
-    if held is None:
+    """Compare with the dataset's (`theirs`): new, the same, the same but for tags, or a conflict, renamed."""
+    if theirs is None:
         return MergeResult(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
-    differences = meaning_differences(definition, held)
-    remarks = notes(definition, held)
+    differences = meaning_differences(definition, theirs)
+    remarks = notes(definition, theirs)
     if finding is not None:
         wrong = [problem for problem in finding.problems if not problem.startswith("edge-")]
         edges = [problem for problem in finding.problems if problem.startswith("edge-")]
@@ -261,7 +261,7 @@ def _decide(
                 break
         text = None if taken is not None else json_text(renamed.as_json() | {"name": renamed.name})
         return MergeResult(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(remarks), text)
-    missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in held.tags]
+    missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in theirs.tags]
     if not missing:
         return MergeResult(definition.name, definition.op_type, "same", notes=tuple(remarks))
     raw = dataset / "definitions" / definition.op_type / f"{definition.name}.json"

@@ -129,28 +129,20 @@ def _refusal(error: Mapping[str, Any], environment: ReaderEnvironment) -> Tracep
     """The error for the user, for a reason that SGLang's environment reports."""
     match error["reason"]:
         case "no sglang":
-            where = environment.sglang_path or environment.python
-            return TraceproofError(f"no SGLang at {where}: {error['message']}", todo="Install envs/extract.txt.")
+            what = f"no SGLang at {environment.sglang_path or environment.python}: {error['message']}"
+            todo = "Install envs/extract.txt."
         case "unsupported version":
-            allowed = ", ".join(error["allowed"])
-            return TraceproofError(
-                f"SGLang {error['value']} is not supported; supported: {allowed}",
-                todo="Use a supported version, or add it to extract/bootstrap/__init__.py with a golden reading.",
-            )
+            what = f"SGLang {error['value']} is not supported; supported: {', '.join(error['allowed'])}"
+            todo = "Use a supported version, or add it to extract/bootstrap/__init__.py with a golden reading."
         case "unknown architecture":
             known = ", ".join(get_close_matches(str(error["value"]), error["allowed"], n=4, cutoff=0.0))
-            return TraceproofError(
-                f"architectures: SGLang {error['version']} knows no {error['value']!r}; closest: {known}",
-                todo=f"`--list` names all {len(error['allowed'])} that it knows.",
-            )
+            what = f"architectures: SGLang {error['version']} knows no {error['value']!r}; closest: {known}"
+            todo = f"`--list` names all {len(error['allowed'])} that it knows."
         case "died":
-            return TraceproofError(
-                f"SGLang's process for this model ended without an answer: {error['message']}",
-                todo="Too little memory, or a fault of the bootstrap: read the model alone.",
-            )
+            what = f"SGLang's process for this model ended without an answer: {error['message']}"
+            todo = "Too little memory, or a fault of the bootstrap: read the model alone."
         case _:
-            return TraceproofError(
-                "SGLang does not accept this config.json",
-                problems=[error["message"], f"raised at {error['where']}"],
-                todo="Check the field that the message names.",
-            )
+            what, problems = "SGLang does not accept this config.json", [error["message"]]
+            problems.append(f"raised at {error['where']}")
+            return TraceproofError(what, problems=problems, todo="Check the field that the message names.")
+    return TraceproofError(what, todo=todo)

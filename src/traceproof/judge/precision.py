@@ -136,10 +136,8 @@ def _rounded_inputs(
             best, least, after_best = name, share, after
     if not best:
         return None
-    errors = f"error {before[0]:.3g} against the oracle, {after_best[0]:.3g} once inputs are rounded"
-    return Seen(
-        "inputs", best, f"{errors}; {before[1]:.1%} and {after_best[1]:.1%} of results are not the nearest"
-    )
+    error = f"error {before[0]:.3g} against the oracle, {after_best[0]:.3g} once inputs are rounded"
+    return Seen("inputs", best, f"{error}; {before[1]:.1%} and {after_best[1]:.1%} of results are not the nearest")
 
 
 def _share_not_nearest(actual: torch.Tensor, right: torch.Tensor) -> float:

@@ -375,9 +375,7 @@ def _related(places: torch.Tensor) -> Iterator[Test]:
     `places` are the draws' `scores`, float64 [trials, rows]: the product of two is positive on the same side.
     """
     lags = _lags(len(places))
-    pairs = [
-        (places[: count - lag] * places[lag:count], f"the one {lag} before", len(lags)) for lag, count in lags
-    ]
+    pairs = [(places[: seen - lag] * places[lag:seen], f"the one {lag} before", len(lags)) for lag, seen in lags]
     if places.shape[1] > 1:
         pairs.append((places[:, :-1] * places[:, 1:], "the row beside", 1))
     for products, what, tests in pairs:

@@ -160,15 +160,13 @@ def returns(subject: LintedDefinition) -> Iterator[Finding]:
     reference, outputs = subject.reference, tuple(subject.definition.outputs)
     if not reference.returns:
         yield Finding("TP305", REFERENCE, "run never returns a value")
-    for statement in reference.returns:
-        several = isinstance(statement.value, ast.Tuple)
-        values = (
-            statement.value.elts if isinstance(statement.value, ast.Tuple) else filter(None, [statement.value])
-        )
+    for node in reference.returns:
+        several = isinstance(node.value, ast.Tuple)
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else filter(None, [node.value])
         row = tuple(value.id if isinstance(value, ast.Name) else "" for value in values)
         wrong_count = (several or len(outputs) == 1) and len(row) != len(outputs)
         if wrong_count or (sorted(row) == sorted(outputs) and row != outputs):
-            yield Finding("TP305", REFERENCE, f"{ast.unparse(statement)}; outputs: {', '.join(outputs)}")
+            yield Finding("TP305", REFERENCE, f"{ast.unparse(node)}; outputs: {', '.join(outputs)}")
     residual = subject.definition.inputs.get("residual")
     if residual is not None and residual.shape is not None and {"add", "fused"} & set(subject.words):
         same = [name for name, spec in subject.definition.outputs.items() if spec.shape == residual.shape]
@@ -215,9 +213,7 @@ def hidden(dataset: LintedDataset) -> Iterator[Finding]:
         every = [hidden_constants(subject) for subject in subjects]
         counts = Counter(source for numbers_of_one in every for source in numbers_of_one)
         for subject, numbers in zip(subjects, every, strict=True):
-            others = ", ".join(
-                f"{source} ({counts[source]} x)" for source in sorted(counts.keys() - numbers.keys())
-            )
+            others = ", ".join(f"{text} ({counts[text]} x)" for text in sorted(counts.keys() - numbers.keys()))
             if numbers:
                 beside = f"; others of this kind have {others}" if others else ""
                 yield Finding("TP311", REFERENCE, ", ".join(sorted(numbers)) + beside, subject.path)
@@ -420,9 +416,8 @@ def workload_axes(definition: Definition, workload: Workload) -> Iterator[Findin
         if name not in definition.axes:
             yield Finding("TP502", pointer(*AXES, name), f"{name} is no axis of {definition.name}")
         elif const is not None and const != value:
-            yield Finding(
-                "TP502", pointer(*AXES, name), f"{name} is {value}, but const {const} in {definition.name}"
-            )
+            evidence = f"{name} is {value}, but const {const} in {definition.name}"
+            yield Finding("TP502", pointer(*AXES, name), evidence)
     for name in definition.var_axes:
         if name not in workload.axes:
             yield Finding("TP502", pointer(*AXES), f"no size for the var axis {name}")
@@ -442,9 +437,8 @@ def workload_inputs(definition: Definition, workload: Workload) -> Iterator[Find
             expected = "a Python scalar" if spec.shape is None else "a tensor"
             yield Finding("TP503", pointer(*INPUTS, name), f"{name} is {expected}, its source is {data.type}")
         elif name in INDICES and isinstance(data, RandomInput):
-            yield Finding(
-                "TP503", pointer(*INPUTS, name), f"{name} indexes something and can not be drawn at random"
-            )
+            evidence = f"{name} indexes something and can not be drawn at random"
+            yield Finding("TP503", pointer(*INPUTS, name), evidence)
 
 
 def workload_sizes(definition: Definition, workload: Workload) -> Iterator[Finding]:
@@ -455,10 +449,9 @@ def workload_sizes(definition: Definition, workload: Workload) -> Iterator[Findi
         value = constraints.evaluate(node, known)
         by_itself = constraints.evaluate(node, definition.const_axes) is not None  # TP203 reports it once
         if value is not None and not value and not by_itself:
-            used = ", ".join(
-                f"{name} = {known[name]}" for name in sorted(constraints.names(text)) if name in known
-            )
-            yield Finding("TP507", pointer(*AXES), f"{text!r} is false: {used}")
+            used = sorted(constraints.names(text) & known.keys())
+            evidence = f"{text!r} is false: {', '.join(f'{name} = {known[name]}' for name in used)}"
+            yield Finding("TP507", pointer(*AXES), evidence)
     indices = definition.inputs.get("kv_indices")
     queries, keys = (constraints.last_of(definition, name) for name in ("qo_indptr", "kv_indptr"))
     if "causal" in definition.name.split("_") and queries in workload.axes and keys in workload.axes:

@@ -171,9 +171,8 @@ class Finding(NamedTuple):
     def fingerprint(self) -> str:
         """Equal for the same finding, also after its line has moved."""
         identity = (self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence)
-        return digest_json(
-            [part.encode(errors="backslashreplace").decode() for part in identity]
-        )  # names in any bytes
+        # names may have any bytes
+        return digest_json([part.encode(errors="backslashreplace").decode() for part in identity])
 
     def as_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""

@@ -395,9 +395,8 @@ def _names(
     names = list(dict.fromkeys([*definitions, *(name for name in candidates if verifications[name].verified)]))
     if not names:
         problems = [f"{name}: {verifications[name].reason}" for name in candidates[:NAMED]]
-        raise NothingVerifiedError(
-            "nothing is verified, so nothing can be published", problems=problems, todo=todo
-        )
+        what = "nothing is verified, so nothing can be published"
+        raise NothingVerifiedError(what, problems=problems, todo=todo)
     return names
 
 

@@ -196,8 +196,7 @@ def publish() -> None:
         )
         context.publish(server, role="scheduler", ranks=context.SpawnRanks(world_rank=0, gpu_id=0))
     parallel = context.get_parallel()
-    alone = SimpleNamespace(
-        world_size=1, rank_in_group=0, rank=0, ranks=[0], is_first_rank=True, is_last_rank=True
-    )
+    first_and_last = {"is_first_rank": True, "is_last_rank": True}
+    alone = SimpleNamespace(world_size=1, rank_in_group=0, rank=0, ranks=[0], **first_and_last)
     groups = [name for name in dir(type(parallel)) if name.endswith("_group")]
     parallel.override_permanently(**dict.fromkeys(groups, alone))

@@ -16,7 +16,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, get_origin
 
 from traceproof.dataset.definition import Definition
@@ -195,8 +195,8 @@ def _imports(module: str) -> dict[str, list[str]]:
 class _Filled(ast.NodeTransformer):
     """A function, `node`, specialised for one definition.
 
-    `scope` has its globals and closure variables; functions of this package's modules are added under their names.
-    `known` has the values of names that the definition decides; decided local variables are added.
+    `scope` has its globals and closure variables, `known` the values of names that the definition decides; decided
+    local variables are added.
     """
 
     def __init__(self, node: ast.FunctionDef, scope: dict[str, Any], known: dict[str, Any]) -> None:
@@ -259,20 +259,14 @@ class _Filled(ast.NodeTransformer):
             return self.visit(node.body if self.value(node.test) else node.orelse)
         return self.generic_visit(node)
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Replace `module.name`, of a module of this package, by `name`."""
-        module = self.scope.get(node.value.id) if isinstance(node.value, ast.Name) else None
-        if isinstance(module, ModuleType) and module.__name__.startswith(f"{OURS}."):
-            self.scope[node.attr] = getattr(module, node.attr)
-            return ast.Name(node.attr, node.ctx)
-        return self.visit_Subscript(node)
-
     def visit_Subscript(self, node: ast.Subscript | ast.Attribute) -> ast.AST:
         """Refuse a lookup in a mapping that can not be written as a literal."""
         value = self.value(node.value) if self.decided(node.value) else None
         if isinstance(value, Mapping) and not literal(value):
             raise Unemittable(ast.unparse(node))
         return self.generic_visit(node)
+
+    visit_Attribute = visit_Subscript  # noqa: N815 - ast's own name
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         # Adapters check inputs since they serve any form; the emitted code just reads them.

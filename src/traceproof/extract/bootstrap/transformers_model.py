@@ -72,9 +72,8 @@ class ReplacedFunctions:
 
     def _replace(self, holder: Theirs, name: str, value: Theirs) -> None:
         before = vars(holder).get(name)
-        self._undo.callback(
-            partial(delattr, holder, name) if before is None else partial(setattr, holder, name, before)
-        )
+        undo = partial(delattr, holder, name) if before is None else partial(setattr, holder, name, before)
+        self._undo.callback(undo)
         setattr(holder, name, value)
 
     def _attention(
