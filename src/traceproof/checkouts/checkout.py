@@ -179,7 +179,7 @@ def _expect_ours(target: Path, git: Git) -> None:
 
 def clone_all(
     pins: Mapping[str, Pin], target_dir: Path, *, lfs: Collection[str], tagged: Collection[str], patience: Patience
-) -> tuple[dict[str, Any], dict[str, Pin]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, Pin]]:
     """Bring every source to a folder of its name in `target_dir`; a failure does not keep the others from it.
 
     A release is taken from git where its pin has a commit, else from the package index, which also replaces git
@@ -187,16 +187,13 @@ def clone_all(
 
     Args:
         pins: by source name.
-        target_dir: gets repos_config.json, too.
+        target_dir: the folder of all sources.
         lfs: names of sources whose LFS files are fetched, too.
         tagged: releases to take from git at the commit of their tag, unless they are already there.
         patience: with remotes.
 
     Returns:
-        The content of repos_config.json, and the pins, completed by digests and commits.
-
-    Raises:
-        TraceproofError: the disk is full.
+        Records of the sources, and the pins, completed by digests and commits.
     """
     progress = ProgressLine()
 
@@ -251,8 +248,8 @@ def clone_all(
 
     with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
         results = dict(zip(pins, threads.map(bring_source, pins), strict=True))
-    value = write_records(target_dir, {name: record for name, (record, _) in results.items()})
-    return value, {name: pin for name, (_, pin) in results.items()}
+    records = {name: record for name, (record, _) in results.items()}
+    return records, {name: pin for name, (_, pin) in results.items()}
 
 
 def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str, Any]:

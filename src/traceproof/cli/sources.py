@@ -84,11 +84,10 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
         except TraceproofError as error:
             failed[name] = str(error)
     tagged = {name for name in pins if name in ORIGINS and name not in chosen and name not in urls and not pinned}
-    value, completed = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
-    unpinned = {name: record_of(folder / name, None) | {"error": text} for name, text in failed.items()}
-    value = write_records(folder, unpinned)
-    brought = {name: value["repositories"][name] for name in pins}
-    failed |= {name: record["error"] for name, record in brought.items() if "error" in record}
+    brought, completed = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
+    records = {name: record_of(folder / name, None) | {"error": text} for name, text in failed.items()} | brought
+    value = write_records(folder, records)
+    failed = {name: record["error"] for name, record in records.items() if "error" in record}
     now = read_lock(place)  # another process may have changed it
     after = now | {name: pin for name, pin in completed.items() if name not in failed}
     if after != now:

@@ -176,8 +176,8 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
     out: Path,
     report: Path,
     keep: bool = True,
-) -> list[Path]:
-    """Merge into `out` what `dataset` lacks, write the reports, and return the paths written.
+) -> None:
+    """Merge into `out` what `dataset` lacks, and write the reports.
 
     With `keep`, sharing.md also covers models of earlier calls. Raises TraceproofError: a reference is wrong (then
     nothing is written), or a folder can not be written.
@@ -195,11 +195,10 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
 
     definitions = [item.definition() for item in extraction.wanted]
     extraction.merged = merge(definitions, dataset, behaviour)
-    written = write(extraction.merged, out)
+    write(extraction.merged, out)
     report.mkdir(parents=True, exist_ok=True)
     write_sharing(extraction.wanted, extraction.clashes, report, keep=keep)
     (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
-    return written
 
 
 def unmapped_line(item: Unmapped) -> str:
@@ -286,7 +285,7 @@ SHARED = TypeAdapter(dict[str, SharedKernel])  # by the definition's name
 
 def write_sharing(
     wanted: Sequence[WantedDefinition], clashes: Sequence[Clash], folder: Path, *, keep: bool
-) -> dict[str, SharedKernel]:
+) -> None:
     """Write which models use which kernel; new uses replace those of the same model and ranks, or all."""
     shared: dict[str, SharedKernel] = {}
     for item in wanted:
@@ -303,7 +302,6 @@ def write_sharing(
             shared[name] = SharedKernel(kernel.op_type, (*others, *(shared[name].uses if name in shared else ())))
     write_text(folder / SHARED_FILE, SHARED.dump_json(shared, indent=1).decode() + "\n")
     write_text(folder / SHARED_TABLE, table(shared, clashes))
-    return shared
 
 
 def table(kernels: Mapping[str, SharedKernel], clashes: Sequence[Clash]) -> str:

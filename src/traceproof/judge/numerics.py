@@ -111,7 +111,7 @@ class Numerics:
         self._row_axes = comparison.row_axes if isinstance(comparison, Close) else 1
         self._figures = Figures(row)
         self._with_figures = figures or decides
-        self._misplaced = Misplaced()
+        self.misplaced = Misplaced()
         self._elements = 0
         self._added = 0  # number of pieces added to the gate so far
         self._places: dict[int, range] = {}  # by a chunk's start: the numbers of its pieces
@@ -144,7 +144,7 @@ class Numerics:
     def _measured(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int) -> Rows | None:
         """Measure a piece of an output from row `start` on; returns the gate's rows, None if it is empty."""
         value = entries[""]
-        self._misplaced.add(actual, value, start, entries.get("seen"))
+        self.misplaced.add(actual, value, start, entries.get("seen"))
         if self._with_figures:
             self._figures.add(actual.to(torch.float64), value.to(torch.float64), start)
         self._elements += actual.numel()
@@ -181,10 +181,6 @@ class Numerics:
         specification = {"atol": self._row.atol, "rtol": self._row.rtol, "hit_ratio": self._row.hit_ratio}
         fields = {"worst": figures.pop("worst"), "metrics": figures, "specification": specification}
         return fields | ({"tolerance": self._row.atol} if self._decides else {})
-
-    def misplaced(self) -> tuple[Failure, str] | None:
-        """The failure of misplaced NaN or infinities, with its message; None: there is none."""
-        return self._misplaced.failure()
 
     def gate(self) -> Gate | None:
         """Result of the gate; None where the output is empty."""

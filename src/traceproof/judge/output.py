@@ -141,7 +141,7 @@ def numerics_of(
 def rule_on(numerics: Numerics) -> Ruling:
     """Ruling by what was measured of all chunks."""
     details = numerics.details()
-    misplaced = numerics.misplaced()
+    misplaced = numerics.misplaced.failure()
     if misplaced is not None:
         return _fail(*misplaced, **details)
     gate = numerics.gate()

@@ -23,7 +23,6 @@ class GroundTruth:
     label: str  # its name for people
     calls: str  # what it calls, as text after "agrees with"
     priority: int  # rank in the specified order, the smallest first
-    eager: bool = False  # whether it is PyTorch operation by operation, so that intermediate results take memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ STACK = Stack(
             label="SGLang's native forms",
             calls="SGLang's native form, which needs no GPU",
             priority=50,
-            eager=True,
         ),
     ),
     package="sglang",

@@ -4,7 +4,7 @@ from traceproof.stacks import GroundTruth, Stack
 
 STACK = Stack(
     name="torch",
-    truths=(GroundTruth(name="torch", label="PyTorch", calls="PyTorch's own operator", priority=40, eager=True),),
+    truths=(GroundTruth(name="torch", label="PyTorch", calls="PyTorch's own operator", priority=40),),
     package="torch",
     distribution="torch",
     versions=("numpy", "nvidia-cublas", "nvidia-cudnn-cu13", "pydantic", "safetensors", "triton"),
