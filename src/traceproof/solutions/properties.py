@@ -225,7 +225,8 @@ def measure(
         calls.same("determinism", calls.call(source, "determinism", calls=1 if writes else CALLS))
         elsewhere = replace(calls, watch=watch.beside(), rows=[])
         apart = partial(_in_new_process, elsewhere, anew), partial(_errors, calls, spoilt, watch.beside())
-        done = [threads.submit(one).result if evaluation.side_by_side else one for one in apart]
+        # Begun now and waited for below; or called below, where workers share a folder.
+        finish = [threads.submit(one).result if evaluation.side_by_side else one for one in apart]
         layout = evaluation.layout
         variations: dict[str, dict[str, Any]] = {
             "memory": {"fill": OTHER_FILL, "layout": replace(layout, fill=OTHER_FILL)},
@@ -247,8 +248,8 @@ def measure(
             calls.states["empty"] = UNMEASURED, "no case of the definition is empty"
         elif calls.call(source, "empty", evaluation.subject(empty[0])) is not None:
             calls.states["empty"] = HOLDS, "empty outputs"
-    for wait_or_run in done:
-        wait_or_run()
+    for one in finish:
+        one()
     results = tuple(_result(evaluation, name, calls.states.get(name)) for name in PROPERTIES)
     return results, [*calls.rows, *elsewhere.rows]
 
