@@ -125,7 +125,7 @@ def row(
             else SIZES.sub(r"\1 n", item.why.partition(":")[0])
         )
         counted.setdefault(name, [0, 0])[1] += 1
-    uses = [(draft, Use(kind, (kind,), reading.parallel, call.paths, call.count)) for call, draft in found.made]
+    uses = [(draft, Use(kind, (kind,), reading.parallel, call.count)) for call, draft in found.made]
     made = replace(
         start,
         kinds=counted,

@@ -45,4 +45,4 @@ def uses_of(path: Path, model: str) -> list[tuple[Draft, Use]]:
     reading = reading_of(path)
     calls, _ = kernels.from_reading(reading)
     made, _ = drafts(kernels.merged(calls), Choice())
-    return [(draft, Use(model, (model,), reading.parallel, call.paths, call.count)) for call, draft in made]
+    return [(draft, Use(model, (model,), reading.parallel, call.count)) for call, draft in made]

@@ -139,12 +139,11 @@ def drafts(kernels: Iterable[KernelCall], choice: Choice) -> tuple[list[tuple[Ke
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Use of a kernel by a model: `model:` tags, parallelism, modules and number of calls."""
+    """Use of a kernel by a model: `model:` tags, parallelism and number of calls."""
 
     model: str
     tags: tuple[str, ...]
     parallel: Parallel
-    paths: tuple[str, ...]
     count: int
 
 

@@ -119,7 +119,7 @@ def extract(
         say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
         described = definitions_of(reading, model.config, settings.choice)
         for call, draft in described.made:
-            needed.append((draft, Use(model.name, model.tags, parallel, call.paths, call.count)))
+            needed.append((draft, Use(model.name, model.tags, parallel, call.count)))
         result.readings[label], result.unmapped[label] = reading, described.left
         result.described[label] = described.calls
         for line in described.counts:

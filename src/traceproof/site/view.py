@@ -22,13 +22,12 @@ class Tally:
     def __init__(self, rows: Iterable[VerdictRow]) -> None:
         rows = list(rows)
         self.counts = Counter(str(row.verdict) for row in rows)  # by verdict
-        # of rows that did not pass
-        self.reasons = Counter(str(row.reason) for row in rows if row.reason is not None)
+        reasons = Counter(str(row.reason) for row in rows if row.reason is not None)
         margins = [row.gate.margin for row in rows if row.gate is not None and row.gate.margin is not None]
         self.margin = max(margins, default=None)  # largest share of a gate's limit that was used
         # The worst verdict (skip only if all are), and the most frequent reason.
         self.verdict = str(next((verdict for verdict in WORST_FIRST if self.counts[verdict]), Verdict.SKIP))
-        self.reason = self.reasons.most_common(1)[0][0] if self.reasons else ""
+        self.reason = reasons.most_common(1)[0][0] if reasons else ""
 
 
 class RanOn(NamedTuple):
@@ -43,7 +42,6 @@ class CaseLine(NamedTuple):
     """The verdicts of all implementations on one output of a case."""
 
     case: str
-    size: str
     axes: str
     output: str
     cells: tuple[VerdictRow | None, ...]
@@ -112,7 +110,7 @@ class View:
             row = next(iter(cells.values()))
             axes = ", ".join(f"{name} {size}" for name, size in row.axes.items())
             shown = "whole case" if output == WHOLE else output
-            yield CaseLine(case, row.size or "", axes, shown, tuple(cells.get(name) for name in self.compared))
+            yield CaseLine(case, axes, shown, tuple(cells.get(name) for name in self.compared))
 
     @cached_property
     def findings(self) -> list[tuple[str, VerdictRow]]:
