@@ -141,9 +141,9 @@ def alike(operands: Operands) -> Iterator[list[Span]]:
             shape = None if span.bias is None else span.bias.shape
             sizes = len(span.rows), span.stop - span.start, span.causal, span.window, shape
             groups.setdefault(sizes, []).append(span)
-    for spans in groups.values():
-        of_keys, of_logits = operands.k[0].numel(), operands.q.shape[1] * (spans[0].stop - spans[0].start)
-        most = max(1, TOGETHER // (len(spans[0].rows) * max(of_keys, of_logits)))
+    for (length, queries, *_), spans in groups.items():
+        numbers = length * max(math.prod(operands.k.shape[1:]), operands.q.shape[1] * queries)  # of one
+        most = max(1, TOGETHER // numbers)
         for first in range(0, len(spans), most):
             yield spans[first : first + most]
 
