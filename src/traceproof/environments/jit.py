@@ -47,8 +47,12 @@ def modules_for(truth: str, definition: Definition, capability: tuple[int, int])
 
     try:
         adapter = lookup.adapter(truth, definition)
-        able = adapter is not None and adapter.runs_on(capability)
-        return list(adapter.modules(definition, capability)) if adapter is not None and able else []
+        if adapter is None or not adapter.runs_on(capability):
+            return []
+        stack = STACKS[STACK_OF[truth]]
+        called = {stack.places(key)[0].partition(":")[0] for key in adapter.apis}
+        generators = sorted(stack.compiled[one] for one in called & stack.compiled.keys())
+        return [*adapter.modules(definition, capability)] or list(map(Module, generators))
     except Exception as error:  # noqa: BLE001 - its call will raise, too, as that definition's verdict
         sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
         return []

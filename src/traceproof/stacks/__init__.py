@@ -96,6 +96,8 @@ class Stack:
     gb: Mapping[str, float] = field(default_factory=dict)
     toolkit: bool = False  # whether it compiles with nvcc, so that `cuda_home` may name the machine's toolkit
     needs_nvcc: bool = False  # whether it can not work without nvcc
+    # module of its functions -> API key of the generator, without arguments, of the kernel module that these call
+    compiled: Mapping[str, str] = field(default_factory=dict)
     # API key of a generator -> seconds that the module builds alone on 16 cores; only their order matters
     build_seconds: Mapping[str, float] = field(default_factory=dict)
     # generators of modules whose longest file takes about as long as all files of all modules

@@ -144,6 +144,15 @@ STACK = Stack(
     parameters="traceproof.stacks.flashinfer:parameters",
     toolkit=True,
     needs_nvcc=True,  # its kernels are compiled before a run
+    compiled={
+        "flashinfer.norm": "gen_norm",
+        "flashinfer.rope": "gen_rope",
+        "flashinfer.sampling": "gen_sampling",
+        "flashinfer.cascade": "flashinfer.jit.cascade:gen_cascade_module",
+        "flashinfer.page": "flashinfer.jit.page:gen_page_module",
+        "flashinfer.mhc": "flashinfer.jit.mhc:gen_mhc_module",
+        "flashinfer.fused_moe.hash_topk": "flashinfer.jit:gen_hash_topk_module",
+    },
     build_seconds={  # 0.6.13 on an H200; the first one 0.7.2.post1, beside other builds
         "gen_blockscale": 370,
         "gen_prefill": 68,

@@ -218,7 +218,7 @@ def adds(offset: float) -> Callable[[Definition], bool]:
     return lambda definition: offset_of(definition) == offset
 
 
-in_flashinfer = partial(RMSNORM.truth, "flashinfer", modules=lambda _, __: (Module("gen_norm"),), sm=SM75)
+in_flashinfer = partial(RMSNORM.truth, "flashinfer", sm=SM75)
 
 
 @in_flashinfer("norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=adds(0.0))

@@ -12,7 +12,7 @@ from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft
 from traceproof.models.reading import Evidence, KernelCall
-from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
+from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import BOUNDARIES, BOUNDARY_ROWS, Case, boundaries
 from traceproof.ops.compare import Close, Exact
@@ -419,13 +419,7 @@ def fits_sglang(definition: Definition) -> bool:
     return q == k and one_width(definition) and q in {"float16", "bfloat16", "float32"} and cache in {q, "float32"}
 
 
-@ROPE.truth(
-    "flashinfer",
-    "apply_rope_with_cos_sin_cache_inplace",
-    "rope",
-    modules=lambda _, __: (Module("gen_rope"),),
-    sm=SM75,
-)
+@ROPE.truth("flashinfer", "apply_rope_with_cos_sin_cache_inplace", "rope", sm=SM75)
 @ROPE.truth(
     "sglang", "sgl_kernel.rotary_embedding", "rotary_embedding", accepts=fits_sglang, packages=(KERNELS,), sm=SM80
 )

@@ -16,7 +16,7 @@ from traceproof.lazy import torch
 from traceproof.models.drafts import Draft, Extraction, compared_with, draft
 from traceproof.models.reading import kernel
 from traceproof.ops import far
-from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs
 from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
 from traceproof.ops.cases import SEEN, STRESS, Case, Further, is_hidden
 from traceproof.ops.compare import Comparison, Exact, IndexSet, Samples
@@ -864,14 +864,9 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 for _filters, _serves in FORMS.items():
-    SAMPLING.truth(
-        "flashinfer",
-        f"sampling.{_filters}_sampling_from_probs",
-        _filters,
-        serves=_serves,
-        modules=lambda _, __: (Module("gen_sampling"),),
-        sm=SM80,
-    )(_flashinfer)
+    SAMPLING.truth("flashinfer", f"sampling.{_filters}_sampling_from_probs", _filters, serves=_serves, sm=SM80)(
+        _flashinfer
+    )
     SAMPLING.truth("sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves=_serves, sm=SM80)(
         _sglang
     )
