@@ -316,35 +316,37 @@ def folded(text: str, width: int = 110) -> str:
 
 def _folded(line: str, width: int) -> Iterator[str]:
     """A line, or several: the items of its longest bracket on separate lines."""
-    # where brackets open, their commas, and the text directly in them
-    opened: list[tuple[int, list[int], list[str]]] = []
-    closed: list[tuple[int, int, int, list[int], str]] = []
+    longest = max(_brackets(line), key=lambda places: (places[-1] - places[0], places[0]), default=[0, 0])
+    start, *inside, end = longest
+    if len(line) <= width or end - start < width // 4 or '"""' in line:
+        yield line
+        return
+    text = "".join(line[place] for place in inside)
+    # commas separate items, not the targets of a comprehension or the parameters of a lambda
+    listed = " for " not in text and "lambda" not in text
+    commas = [place for place in inside if line[place] == ","] if listed else []
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    yield line[: start + 1]
+    for before, after in pairwise([start, *commas, end]):
+        item = line[before + 1 : after].strip()
+        if item:
+            yield from _folded(f"{indent}{item}{',' if commas else ''}", width)
+    yield indent[4:] + line[end:]
+
+
+def _brackets(line: str) -> Iterator[list[int]]:
+    """Per pair of brackets outside of strings, the places of both and of the signs directly in them."""
+    opened: list[list[int]] = []
     quote = ""
     for place, sign in enumerate(line):
         if sign in "\"'" and quote in {"", sign}:
             quote = "" if quote else sign
         elif not quote and sign in "([{":
-            opened.append((place, [], []))
-        elif not quote and sign in ")]}" and opened:
-            begun, commas, texts = opened.pop()
-            closed.append((place - begun, begun, place, commas, "".join(texts)))
+            opened.append([place])
         elif not quote and opened:
-            opened[-1][2].append(sign)
-            if sign == ",":
-                opened[-1][1].append(place)
-    size, start, end, commas, inside = max(closed, default=(0, 0, 0, [], ""))
-    if len(line) <= width or size < width // 4 or '"""' in line:
-        yield line
-        return
-    # its commas separate items, not the targets of a comprehension or the parameters of a lambda
-    listed = bool(commas) and " for " not in inside and "lambda" not in inside
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    yield line[: start + 1]
-    for before, after in pairwise([start, *(commas if listed else ()), end]):
-        item = line[before + 1 : after].strip()
-        if item:
-            yield from _folded(f"{indent}{item}{',' if listed else ''}", width)
-    yield indent[4:] + line[end:]
+            opened[-1].append(place)
+            if sign in ")]}":
+                yield opened.pop()
 
 
 def _unbound(text: str) -> set[str]:
