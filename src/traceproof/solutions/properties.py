@@ -17,7 +17,6 @@ import torch
 from traceproof.dataset.definition import ConstAxis
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
-from traceproof.judge.output import Ruling
 from traceproof.judge.precision import examine
 from traceproof.ops.base import TORCH_DTYPES, Tensors, tensor
 from traceproof.ops.batch import halved
@@ -76,8 +75,8 @@ class PropertyCalls:
     evaluation: SolutionRun
     subject: SolvedCase
     first: CaseResult
-    ruled: Rulings | None  # on outputs of the first call; None: it made fewer draws than a ruling takes
     watch: Watch
+    judged: list[tuple[SolvedCase, Tensors, Rulings]] = field(default_factory=list)  # outputs, and rulings on them
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
     rows: list[SolutionRow] = field(default_factory=list)
 
@@ -109,7 +108,8 @@ class PropertyCalls:
             return None
         else:
             too_few = order["trials"] < case.trials
-            wrong = [] if too_few else [row for row in self._rows(case, result, name) if row.bad]
+            rows = () if too_few else self.evaluation.rule(case, result, name, self.rulings_on(case, result))
+            wrong = [row for row in rows if row.bad]
             if wrong:
                 self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
                 self.rows += wrong if PROPERTIES[name].must_run else []
@@ -118,10 +118,17 @@ class PropertyCalls:
         finally:
             self.watch.done(f"property {name}")
 
-    def _rows(self, case: SolvedCase, result: CaseResult, name: str) -> Iterator[SolutionRow]:
-        """Rows of a call. Outputs with the bits of the first call get its rulings, other findings are new."""
-        same_as_first = case is self.subject and _same(self.first.outputs, result.outputs)[0] == HOLDS
-        return self.evaluation.rule(case, result, name, self.ruled if same_as_first else None)
+    def rulings_on(self, case: SolvedCase, result: CaseResult) -> Rulings:
+        """Rulings on the outputs of a call: those of an earlier call of the case if that gave the same bits."""
+        outputs = result.outputs
+        for earlier, others, found in self.judged:
+            names = others.keys() | outputs.keys() if earlier is case else ()
+            if names and all(same_bits(others.get(name), outputs.get(name)) for name in names):
+                return found
+        ruled = rulings(case, result, tolerance=self.evaluation.settings.tolerance)
+        found = {output: ruling for output, ruling in ruled if output != WHOLE}
+        self.judged.append((case, outputs, found))
+        return found
 
     def same(self, name: str, result: CaseResult | None, first: Tensors | None = None) -> None:
         """Set the property's state by whether the call's bits are those of `first`; None: the first call's."""
@@ -215,11 +222,9 @@ def measure(
     probing, anew, spoilt = workers
     with probing() as source:
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
-        ruled: dict[str, Ruling] | None = None
+        calls = PropertyCalls(evaluation, subject, first, watch)
         if not subject.trials:
-            judged = rulings(subject, first, tolerance=evaluation.settings.tolerance)
-            ruled = {output: ruling for output, ruling in judged if output != WHOLE}
-        calls = PropertyCalls(evaluation, subject, first, ruled, watch)
+            calls.rulings_on(subject, first)
         watch.done("property first call")
         writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
         calls.same("determinism", calls.call(source, "determinism", calls=1 if writes else CALLS))
