@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from traceproof.dataset.definition import Definition
 from traceproof.ops.cases import is_hidden
 from traceproof.reasons import Verdict
-from traceproof.run.schema import ORACLE, PAIR, REFERENCE, SHADOW, WHOLE, RowDigests, VerdictRow
+from traceproof.run.schema import ORACLE, PAIR, REFERENCE, SHADOW, WHOLE, GateResult, RowDigests, VerdictRow
 from traceproof.stacks import TRUTHS
 from traceproof.text import markdown
 
@@ -89,29 +89,14 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
     compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
     skipped = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
     known = next((row for row in fixed if row.digests != RowDigests()), rows[0])
-    bad = [row for row in rows if row.bad]
-    status, reason = "not run", ""
-    if bad:
+    if bad := [row for row in rows if row.bad]:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         where = f"case {bad[0].case}, {bad[0].output}" if bad[0].case else "the file"
         status, reason = "failed", f"{bad[0].verdict} {bad[0].reason} in {where}{more}"
-    elif any(row.scaled_down for row in rows):
-        reason = "too large, judged by a scaled-down definition alone"
-    elif any(row.tolerance is not None for row in rows):
-        reason = "judged by a tolerance of the user's own, which proves nothing"
-    elif not compared:
-        why = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
-        reason = f"nothing was compared ({why or 'no numerics'})"
     else:
-        status = "passed"
+        reason = _why_unproven(rows, compared, skipped)
+        status = "not run" if reason else "passed"
     infinite = (row.case for row in compared if row.metrics.get("finite") != row.metrics.get("elements"))
-    gates: dict[str, dict[str, Any]] = {}
-    for row in compared:
-        entry = gates.setdefault(row.output, {"kinds": [], "margin": None})
-        if row.gate is not None:
-            entry["kinds"] = sorted({*entry["kinds"], row.gate.kind} - {""})
-            margins = [margin for margin in (entry["margin"], row.gate.margin) if margin is not None]
-            entry["margin"] = max(margins, default=None)
     return ImplementationVerdict(
         implementation=rows[0].implementation,
         digest=known.digests.definition,
@@ -120,13 +105,37 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
         cases=tuple(dict.fromkeys(str(row.case) for row in compared)),
         compared=len(compared),
         skipped=dict(sorted(skipped.items())),
-        gates=gates,
+        gates=_gates(compared),
         versions=known.versions or {},
         device=known.device,
         seed=known.seed,
         against=next((row.against for row in compared if row.against is not None), ORACLE),
         infinite=tuple(dict.fromkeys(map(str, infinite))),
     )
+
+
+def _why_unproven(rows: Sequence[VerdictRow], compared: Sequence[VerdictRow], skipped: Mapping[str, int]) -> str:
+    """Why rows without a failure prove nothing of the definition; empty: they do."""
+    if any(row.scaled_down for row in rows):
+        return "too large, judged by a scaled-down definition alone"
+    if any(row.tolerance is not None for row in rows):
+        return "judged by a tolerance of the user's own, which proves nothing"
+    why = ", ".join(f"{reason} {count}" for reason, count in skipped.items()) or "no numerics"
+    return "" if compared else f"nothing was compared ({why})"
+
+
+def _gates(compared: Iterable[VerdictRow]) -> dict[str, dict[str, Any]]:
+    """Per output, the kinds of its gates and the largest share of a limit that was used."""
+    gates: dict[str, list[GateResult | None]] = {}
+    for row in compared:
+        gates.setdefault(row.output, []).append(row.gate)
+    return {
+        output: {
+            "kinds": sorted({gate.kind for gate in of_output if gate and gate.kind}),
+            "margin": max((gate.margin for gate in of_output if gate and gate.margin is not None), default=None),
+        }
+        for output, of_output in gates.items()
+    }
 
 
 def verification(definition: Definition, verdicts: Verdicts) -> Verification:
