@@ -107,16 +107,18 @@ class PropertyCalls:
                 self.rows.append(refused(case.case, error, name))
             return None
         else:
-            too_few = order["trials"] < case.trials
-            rows = () if too_few else self.evaluation.rule(case, result, name, self.rulings_on(case, result))
-            wrong = [row for row in rows if row.bad]
-            if wrong:
-                self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
-                self.rows += wrong if PROPERTIES[name].must_run else []
-                return None
-            return result
+            return result if order["trials"] < case.trials or self.right(name, case, result) else None
         finally:
             self.watch.done(f"property {name}")
+
+    def right(self, name: str, case: SolvedCase, result: CaseResult) -> bool:
+        """Whether a call did all as it should; if not, `states` says what is wrong."""
+        rows = self.evaluation.rule(case, result, name, self.rulings_on(case, result))
+        wrong = [row for row in rows if row.bad]
+        if wrong:
+            self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
+            self.rows += wrong if PROPERTIES[name].must_run else []
+        return not wrong
 
     def rulings_on(self, case: SolvedCase, result: CaseResult) -> Rulings:
         """Rulings on the outputs of a call: those of an earlier call of the case if that gave the same bits."""
@@ -356,10 +358,7 @@ def _load_on_part(calls: PropertyCalls, source: UntrustedSource) -> None:
         except CallError as error:
             calls.states["load"] = HOLDS, f"{detail}; not on a part of the multiprocessors: {error.told}"
         else:
-            wrong = [row for row in calls.evaluation.rule(calls.subject, result, "load") if row.bad]
-            calls.rows += wrong
-            calls.states["load"] = (BROKEN, f"wrong: {wrong[0].message}") if wrong else calls.states["load"]
-            if not wrong:
+            if calls.right("load", calls.subject, result):
                 calls.same("load", result)
 
 
