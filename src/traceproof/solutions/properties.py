@@ -208,7 +208,7 @@ def measure(
     """All properties of a solution whose answers are correct, and bad rows of the calls.
 
     `workers` put it in a worker each: for most properties; for some of a worker that has made no call before; for
-    `errors`, after which a worker may be good for nothing.
+    odd inputs, after which a worker may be good for nothing.
     """
     planned = chosen(cases)
     if planned is None:
@@ -230,8 +230,8 @@ def measure(
         watch.done("property first call")
         writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
         calls.same("determinism", calls.call(source, "determinism", calls=1 if writes else CALLS))
-        elsewhere = replace(calls, watch=watch.beside(), rows=[])
-        apart = partial(_in_new_process, elsewhere, anew), partial(_errors, calls, spoilt, watch.beside())
+        elsewhere = [replace(calls, watch=watch.beside(), rows=[]) for _ in range(2)]
+        apart = partial(_in_new_process, elsewhere[0], anew), partial(_with_odd_inputs, elsewhere[1], spoilt)
         # Begun now and waited for below; or called below, where workers share a folder.
         finish = [threads.submit(one).result if evaluation.side_by_side else one for one in apart]
         layout = evaluation.layout
@@ -258,7 +258,7 @@ def measure(
     for one in finish:
         one()
     results = tuple(_result(evaluation, name, calls.states.get(name)) for name in PROPERTIES)
-    return results, [*calls.rows, *elsewhere.rows]
+    return results, [row for one in (calls, *elsewhere) for row in one.rows]
 
 
 def _bounds(calls: PropertyCalls, source: UntrustedSource) -> None:
@@ -274,13 +274,12 @@ def _bounds(calls: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _in_new_process(calls: PropertyCalls, anew: Probing) -> None:
-    """Measure `process` in a worker that has made no call before, then what needs no calls of the other worker."""
+    """Measure the properties that need a worker which has made no call before."""
     with anew() as another:
         calls.same("process", calls.call(another, "process"))
         _on_gpu(calls, another, "stream", ORDINARY, STREAM)
         _on_gpu(calls, another, "load", LOAD)
         _load_on_part(calls, another)
-        calls.same("strides", calls.call(another, "strides", how=STRIDED))
         _on_gpu(calls, another, "graph", GRAPH)  # last, since a failed capture may make the process useless
 
 
@@ -404,15 +403,16 @@ def _after_others(calls: PropertyCalls, source: UntrustedSource, others: Sequenc
         calls.same("order", calls.call(source, "order"))
 
 
-def _errors(calls: PropertyCalls, spoilt: Probing, watch: Watch) -> None:
-    """Set `errors`: calls with inputs that the definition rules out must raise or return correct values."""
+def _with_odd_inputs(calls: PropertyCalls, spoilt: Probing) -> None:
+    """Measure `strides`, then `errors`, in a worker that may be good for nothing afterwards."""
     with spoilt() as source:
-        calls.states["errors"] = _of_errors(calls, source)
-    watch.done("property errors")
+        calls.same("strides", calls.call(source, "strides", how=STRIDED))
+        calls.states["errors"] = _errors(calls, source)
+    calls.watch.done("property errors")
 
 
-def _of_errors(calls: PropertyCalls, source: UntrustedSource) -> tuple[str, str]:
-    """The state of `errors`, by calls in a worker."""
+def _errors(calls: PropertyCalls, source: UntrustedSource) -> tuple[str, str]:
+    """The state of `errors`: calls with inputs that the definition rules out must raise or be right."""
     evaluation, subject = calls.evaluation, calls.subject
     calls_made = 0
     for what, inputs in evaluation.op.errors(evaluation.definition, subject.inputs):
