@@ -17,10 +17,12 @@ import torch
 from definitions import rmsnorm
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.dialects import read
 from traceproof.ops import registry
 from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.base import Unsupported, Values, tensor
+from traceproof.ops.cases import LOSSLESS, UNUSUAL
 from traceproof.ops.families import product as gemm
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, experts_sum, mixture_of
 from traceproof.ops.families.gdn import BUFFER, CHUNK
@@ -426,6 +428,40 @@ def test_drawn_fp4_weights_are_exact_in_nvfp4_and_mxfp4() -> None:
             assert bool((torch.frexp(scale).mantissa == 0.5).all()), "a power of two"
         spread = weights.reshape(-1, 32).abs().amax(-1)
         assert float(spread.max() / spread.min()) == 4.0
+
+
+def test_lossless_experts_are_exact_where_up_and_gate_share_their_scale() -> None:
+    """nvfp4 weights with `w1_alpha` and `w2_alpha` per expert: SiLU is exact for large gates alone."""
+    inputs = {
+        "x": ("t h", "bfloat16"),
+        **{f"w{one}_weight": (f"l r{one} c{one}", "uint8") for one in (1, 2)},
+        **{f"w{one}_weight_sf": (f"l r{one} b{one}", "float8_e4m3fn") for one in (1, 2)},
+        "token_selected_experts": ("t k", "int32"),
+        "token_final_scales": ("t k", "float32"),
+        **{f"w{one}_alpha": ("l", "float32") for one in (1, 2)},
+    }
+    const = {"h": 64, "l": 8, "r1": 128, "c1": 32, "b1": 4, "r2": 64, "c2": 32, "b2": 4, "k": 2}
+    raw: dict[str, Any] = {
+        "name": "experts_nvfp4",
+        "op_type": "moe",
+        "tags": ["fi_api:flashinfer.fused_moe.b12x_fused_moe"],
+        "axes": {"t": {"type": "var"}, **{axis: {"type": "const", "value": size} for axis, size in const.items()}},
+        "inputs": {
+            "num_experts": {"shape": None, "dtype": "int32"},
+            **{name: {"shape": axes.split(), "dtype": dtype} for name, (axes, dtype) in inputs.items()},
+        },
+        "outputs": {"output": {"shape": ["t", "h"], "dtype": "bfloat16"}},
+        "reference": "def run(): pass",
+    }
+    definition = read(raw).definition
+    assert mixture_of(definition).scaling is Scaling.NVFP4
+    op = registry.get("moe").of_form(definition)
+    case = op.lossless_case(definition, next(iter(op.cases(definition, sizes=("small",), seed=0))))
+    subject = solve(definition, replace(case, params={**case.params, UNUSUAL: LOSSLESS}), seed=0)
+    exact = subject.oracle["output"]
+    exact = torch.where(exact.abs() < 1e-20, 0.0, exact)  # where SiLU of -128 is not 0
+    assert exact.any()
+    assert torch.equal(exact.float().double(), exact)
 
 
 def test_the_rms_of_fp8_bit_patterns_is_as_stated() -> None:

@@ -406,6 +406,15 @@ def test_a_reference_with_a_finding_is_not_proved_one_whose_ground_truth_has_it_
         ([result("a_a", "reference") | {"case": None, "verdict": "error"}], UNREADABLE),
         (
             [
+                result("a_a", "reference", "skip", reason=Skip.NO_REFERENCE),
+                result("a_a", "torch"),
+                result("a_a", "torch") | {"output": "*", "message": "a second run gave the same bits"},
+                result("a_a", "flashinfer", "skip", reason=Skip.NO_CUDA),
+            ],
+            Skip.NO_REFERENCE,
+        ),
+        (
+            [
                 result("a_a", "reference"),
                 result("a_a", "fla", "skip", reason=Skip.NO_ADAPTER),
                 result("a_a", "flashinfer", "skip", reason=Skip.NEEDS_SM),

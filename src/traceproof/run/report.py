@@ -106,6 +106,7 @@ WHY: Mapping[str, str] = {
     RELAXED: "judged by a tolerance of your own, which proves nothing",
     UNREADABLE: "the definition cannot be read",
     ERROR: "ended in an error",
+    Skip.NO_REFERENCE: "it has no reference",
     Skip.DOES_NOT_FIT: "larger than limits.memory_gb",
     Skip.BLOB_MISSING: "files of its workloads are missing",
     Skip.NEEDS_SM: "needs a GPU of another compute capability",
@@ -114,7 +115,6 @@ WHY: Mapping[str, str] = {
     Skip.PACKAGE_ABSENT: "the package is not installed",
     Skip.DTYPE_UNSUPPORTED: "its dtype is not supported",
     Skip.UNSUPPORTED: "its layout, sizes or options are not supported",
-    Skip.NO_REFERENCE: "it has no reference",
     Skip.NO_INPUTS: "no inputs can be made for it",
     Skip.NO_ORACLE: "no oracle is known for it",
     Skip.UNJUDGED: "nobody judged one of its outputs",
@@ -190,8 +190,11 @@ def _compared(rows: Iterable[schema.VerdictRow]) -> tuple[dict[str, set[str]], s
             reasons.add(str(row.reason))
         elif row.case is None:
             reasons.add(UNREADABLE)
-        elif row.implementation in TRUTHS or row.verdict == Verdict.ERROR:
-            reasons.add(str(row.reason) if row.verdict == Verdict.SKIP else ERROR)
+        elif row.verdict == Verdict.SKIP:
+            if row.implementation in TRUTHS or row.reason == Skip.NO_REFERENCE:
+                reasons.add(str(row.reason))
+        elif row.verdict == Verdict.ERROR or (row.verdict == Verdict.FAIL and row.implementation in TRUTHS):
+            reasons.add(ERROR)
     return cases, reasons
 
 

@@ -742,26 +742,36 @@ def as_codes(values: torch.Tensor, form: Scaling | None) -> torch.Tensor:
 def exact_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Scales for `exact_weights`: gates become so large that SiLU is exact, and gate * up is whole again."""
     mixture, role = mixture_of(wanted.definition), role_of(wanted)
-    of_tokens, by_expert = role == "hidden_states_scale", mixture.scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
-    scale = SATURATED if of_tokens else WHOLE_AGAIN if role == (UP_SCALE if by_expert else GEMM2[1]) else 1.0
+    of_tokens = role == "hidden_states_scale"
+    scale = SATURATED if of_tokens else WHOLE_AGAIN if role == whole_again_by(wanted.definition) else 1.0
     scales = torch.full(wanted.shape, scale, device=draw.device)
     if role == GEMM2[1]:  # by 1, 4 or 16, so that sums need more bits
         scales *= 4.0 ** draw.integers(f"{wanted.name}.exact", wanted.shape, low=0, high=3)
     return as_scale(scales, mixture.tokens if of_tokens else mixture.scaling, wanted.dtype)
 
 
+def whole_again_by(definition: Definition) -> str:
+    """Key of the scales that are WHOLE_AGAIN: up's, if gate has scales of its own; else the result's.
+
+    Formats without scales per expert: gemm2's blocks.
+    """
+    by_expert = mixture_of(definition).scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
+    return (UP_SCALE if GATE_SCALE in named(definition) else DOWN_SCALE) if by_expert else GEMM2[1]
+
+
 def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
     """Inputs with exact results: a token has one expert's result. {} if no such inputs are known."""
-    mixture, inputs = mixture_of(definition), named(definition)
-    too_small = mixture.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 can not hold WHOLE_AGAIN
+    mixture = mixture_of(definition)
+    # e4m3 blocks can not hold WHOLE_AGAIN
+    too_small = mixture.scaling is Scaling.NVFP4 and whole_again_by(definition) not in named(definition)
     if mixture.weight_count >= HEAVY or mixture.routing.method in {Method.UNIFORM, Method.EVEN} or too_small:
         return {}
     return {
         "hidden_states": exact_tokens,
         **dict.fromkeys((f"{name}{part}" for name, _ in (GEMM1, GEMM2) for part in ("", "_1")), exact_weights),
         **dict.fromkeys((f"{name}{part}" for _, name in (GEMM1, GEMM2) for part in ("", "_1")), exact_scale),
-        **dict.fromkeys(("hidden_states_scale", UP_SCALE), exact_scale),
-        **dict.fromkeys((GATE_SCALE, DOWN_SCALE), 1.0),
+        **dict.fromkeys(("hidden_states_scale", UP_SCALE, DOWN_SCALE), exact_scale),
+        GATE_SCALE: 1.0,
         "gemm1_alpha": 2.0,
         "gemm1_clamp_limit": 32 * SATURATED,
         # 0, as a kernel may round before it adds these.
