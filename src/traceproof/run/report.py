@@ -181,18 +181,16 @@ def _compared(rows: Iterable[schema.VerdictRow]) -> tuple[dict[str, set[str]], s
     cases: dict[str, set[str]] = {}
     reasons: set[str] = set()
     for row in rows:
+        skipped = row.verdict == Verdict.SKIP and row.implementation in TRUTHS
         if row.tolerance is not None:
             reasons.add(RELAXED)
         # rows about conduct alone compare nothing
         elif row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != schema.WHOLE:
             cases.setdefault(row.implementation, set()).add(str(row.case))
-        elif row.implementation == schema.REFERENCE and row.unjudged:
-            reasons.add(str(row.reason))
         elif row.case is None:
             reasons.add(UNREADABLE)
-        elif row.verdict == Verdict.SKIP:
-            if row.implementation in TRUTHS or row.reason == Skip.NO_REFERENCE:
-                reasons.add(str(row.reason))
+        elif skipped or row.unjudged or row.reason == Skip.NO_REFERENCE:
+            reasons.add(str(row.reason))
         elif row.verdict == Verdict.ERROR or (row.verdict == Verdict.FAIL and row.implementation in TRUTHS):
             reasons.add(ERROR)
     return cases, reasons
