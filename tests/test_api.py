@@ -184,6 +184,7 @@ def test_outputs_that_somebody_else_computed_need_no_axes() -> None:
         (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, cases=["x"]), "x"),
         (lambda: traceproof.assert_right("rmsnorm", [torch.ones(2, 3), torch.ones(4)], []), "hidden_size is 3"),
         (lambda: traceproof.assert_right("rmsnorm", [torch.ones(2, 3)], []), "weight is missing"),
+        (lambda: traceproof.assert_right("rmsnorm", [2.0, torch.ones(3)], []), "hidden_states is a float, not"),
         (lambda: traceproof.assert_right("rmsnorm", {"y": torch.ones(2, 3)}, []), "there is no y"),
     ],
 )

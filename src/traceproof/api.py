@@ -765,29 +765,14 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     """
     __tracebackhide__ = True
     if of_form(of, dataset):
-        form = form_of(str(of))
-        specs = tensors(form.table["inputs"], "")
-        values = _named(str(of), list(specs), inputs)
-        sizes = _sizes({name: spec["shape"] for name, spec in specs.items()}, values)
-        chosen = {name: size for name, size in sizes.items() if name in form.parameters}
-        dtypes = (values[name].dtype for name, spec in specs.items() if spec["dtype"] == "" and name in values)
-        dtype = str(dtype or next(dtypes, "bfloat16")).removeprefix("torch.")
-        specification = form.definition(dtype, {**chosen, **axes})
-    else:
+        specification = _shown_by(inputs, str(of), dtype, axes)
+    else:  # all its dtypes are stated
         specification = definition(of, dtype="bfloat16", dataset=dataset, **axes)
     values = _named(specification.name, list(specification.inputs), inputs)
     sizes = _sizes({name: spec.shape for name, spec in specification.inputs.items()}, values)
     op, unknown = registry.for_definition(specification)
     problems = [] if unknown is None else [f"there is no oracle: {unknown}"]
-    for name, spec in specification.inputs.items():
-        value = values.get(name)
-        if value is None and not spec.optional:
-            problems.append(f"{name} is missing")
-        if isinstance(value, torch.Tensor) and value.dtype != TORCH_DTYPES[spec.dtype]:
-            problems.append(f"{name} is {value.dtype}, not {spec.dtype}")
-    for axis, size in specification.const_axes.items():
-        if sizes.get(axis, size) != size:
-            problems.append(f"{axis} is {sizes[axis]}, not {size}")
+    problems += _misfits(specification, values, sizes)
     if problems:
         raise TraceproofError(f"these are no inputs of {specification.name}", problems=problems)
     # an axis of outputs alone is 0: it follows from others, or is not checked
@@ -806,6 +791,35 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     tensor = next((value for value in ordered.values() if isinstance(value, torch.Tensor)), None)
     device = "cpu" if tensor is None else tensor.device.type
     DrawnCase(specification, planned, None, device, tolerance, ordered).check(outputs)
+
+
+def _shown_by(
+    inputs: Given, form_name: str, dtype: str | torch.dtype | None, axes: Mapping[str, Axis]
+) -> Definition:
+    """The definition of a form whose sizes and dtype, where the caller states none, are those of the inputs."""
+    form = form_of(form_name)
+    specs = tensors(form.table["inputs"], "")  # dtype "": the one that a definition of the form chooses
+    values = _named(form_name, list(specs), inputs)
+    sizes = _sizes({name: spec["shape"] for name, spec in specs.items()}, values)
+    chosen = {name: size for name, size in sizes.items() if name in form.parameters}
+    open_ones = (values.get(name) for name, spec in specs.items() if spec["dtype"] == "")
+    dtypes = (value.dtype for value in open_ones if isinstance(value, torch.Tensor))
+    return form.definition(str(dtype or next(dtypes, "bfloat16")).removeprefix("torch."), {**chosen, **axes})
+
+
+def _misfits(specification: Definition, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield what is wrong with inputs of a definition, whose axes have these sizes."""
+    for name, spec in specification.inputs.items():
+        value = values.get(name)
+        if value is None and not spec.optional:
+            yield f"{name} is missing"
+        elif isinstance(value, torch.Tensor) and value.dtype != TORCH_DTYPES[spec.dtype]:
+            yield f"{name} is {value.dtype}, not {spec.dtype}"
+        elif value is not None and spec.shape is not None and not isinstance(value, torch.Tensor):
+            yield f"{name} is a {type(value).__name__}, not a tensor"
+    for axis, size in specification.const_axes.items():
+        if sizes.get(axis, size) != size:
+            yield f"{axis} is {sizes[axis]}, not {size}"
 
 
 def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:

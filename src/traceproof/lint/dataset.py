@@ -30,12 +30,12 @@ TAKEN = re.compile(r"the name .* is already taken by ")
 
 
 def files(dataset: LintedDataset) -> Iterator[Finding]:
-    """Files that can not be used (TP101), with a name that is taken (TP102), or completed when read (TP106)."""
+    """Files that can not be used (TP101), whose name another has (TP102), or whose gaps were filled (TP106)."""
     for broken in dataset.tree.broken:
         if TAKEN.match(broken.what):
-            yield Finding("TP102", NAME, broken.what, broken.path)
+            yield Finding("TP102", field=NAME, evidence=broken.what, path=broken.path)
         else:
-            yield Finding("TP101", "", broken.what.removeprefix("Value error, "), broken.path)
+            yield Finding("TP101", "", broken.what.removeprefix("Value error, "), path=broken.path)
     for entry in dataset.tree.definitions.values():
         yield from (Finding("TP106", "", note, entry.path) for note in entry.notes)
 

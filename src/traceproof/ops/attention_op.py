@@ -449,12 +449,18 @@ class Attention(Op):
         return (self._case(definition, seed, plan) for plan in self.planned_of(definition, sizes, seed))
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """`count` short sequences of at most four queries; or one of `count` keys and half as many queries."""
-        step = (page_of(definition) + 1) // 2  # so that some of many sequences have several pages
-        more = 2 * calls.MSA_BLOCK if "q2k_indices" in definition.inputs else 0  # or several blocks
-        kv_lens = [count] if long else [1 + at % 7 * step + more * (at % 16 == 1) for at in range(count)]
+        """The case with `count` sequences of at most four queries and up to three pages of keys each.
+
+        If `long`: with one sequence of `count` keys and half as many queries. Where keys are chosen by blocks
+        (`q2k_indices`), every sixteenth sequence has two blocks more.
+        """
+        half_page = (page_of(definition) + 1) // 2
+        two_blocks = 2 * calls.MSA_BLOCK if "q2k_indices" in definition.inputs else 0
+        short = [1 + index % 7 * half_page + two_blocks * (index % 16 == 1) for index in range(count)]
+        kv_lens = [count] if long else short
         q_lens = [(length + 1) // 2 if long else min(length, 4) for length in kv_lens]
-        return replace(self._case(definition, case.seed, (case.id, kv_lens, q_lens, {})), size=case.size)
+        plan: Planned = (case.id, kv_lens, q_lens, {})  # no drawing instructions
+        return replace(self._case(definition, case.seed, plan), size=case.size)
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
         """Whether a reference computes all keys of a long sequence's one query at once: decode without tables."""

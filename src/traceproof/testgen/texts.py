@@ -144,7 +144,7 @@ def _constants(definition: Definition, drawn: "Drawing") -> list[str]:
     pairs = [f"{literal(name)}: {named.get(name, literal(value))}" for name, value in values.items()]
     line = f"CONSTANTS = {{{', '.join(pairs)}}}"
     lines += [line] if len(line) <= 115 else ["CONSTANTS = {", *(f"    {pair}," for pair in pairs), "}"]
-    lines.append(f"MEMORY_GB = {drawn.memory:.2g}  # that its largest ordinary case takes, about")
+    lines.append(f"MEMORY_GB = {drawn.memory_gb:.2g}  # that its largest ordinary case takes, about")
     floats = {s.dtype for s in definition.inputs.values() if s.shape is not None and "float" in s.dtype}
     quantised = [name for name, kind in drawn.op.comparisons(definition).items() if isinstance(kind, Quantised)]
     if quantised:
@@ -153,7 +153,7 @@ def _constants(definition: Definition, drawn: "Drawing") -> list[str]:
         lines.append(f"TOLERANCES = {{{', '.join(dtypes)}}}  # it computes with quantised values")
     elif floats - {"float32", "float64"} and any(spec.dtype == "float32" for spec in definition.outputs.values()):
         lines.append("TOLERANCES = {torch.float32: (1e-3, 1e-3, 1.0)}  # outputs are no more exact than inputs")
-    return [*lines, "DRAWS = True  # its outputs are random draws"] if drawn.draws else lines
+    return [*lines, "DRAWS = True  # its outputs are random draws"] if drawn.samples else lines
 
 
 def served(definition: Definition) -> list[str]:
@@ -180,17 +180,22 @@ def _calls(definition: Definition) -> list[str]:
 
 
 class Drawing:
-    """Writes a definition's `generate_random_inputs`; it examines inputs of a case that the op draws."""
+    """Writes a definition's `generate_random_inputs`; it examines inputs of a case that the op draws.
+
+    Attributes:
+        memory_gb: GiB that the largest ordinary case needs.
+        samples: whether outputs are random draws.
+    """
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.op, _ = registry.for_definition(definition)
         planned = list(self.op.cases(definition, sizes=SIZES[:2], seed=0))
-        ordinary = [case for case in planned if case.size in SIZES[:2]]
-        self.memory = max((self.op.memory(definition, case) for case in ordinary), default=0) / 2**30
-        self.draws = any(self.op.trials(definition, case) for case in ordinary)
+        ordinary = [case for case in planned if case.size in SIZES[:2]]  # no edge or adversarial ones
+        self.memory_gb = max((self.op.memory(definition, case) for case in ordinary), default=0) / 2**30
+        self.samples = any(self.op.trials(definition, case) for case in ordinary)
         self._lines: list[str] = []
-        self._parameters: dict[str, int] = {}
+        self._parameters: dict[str, int] = {}  # of the written function, with their defaults
 
     @cached_property
     def _case(self) -> Case:

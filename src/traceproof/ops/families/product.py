@@ -350,7 +350,10 @@ def fp8_draft(n: int, k: int, *, role: str, kind: str, rank: bool = False) -> Dr
 
 
 def linear_call(module: ModelModule, _: Reading) -> KernelCall | None:
-    """Kernel call of a projection; None for a convolution."""
+    """Call of a projection's kernel, with its full N and K and those of one tensor-parallel rank.
+
+    None for a module that holds a short convolution's weights, which is an op_type of its own.
+    """
     facts = module.facts
     if facts["conv"]:
         return None
