@@ -315,6 +315,7 @@ def test_backends_are_listed_and_asked_for() -> None:
     def product(value: int, backend: Literal["cudnn", "cutlass", "auto"] = "auto") -> tuple[int, str]:
         return value, backend
 
+    product.__annotations__["backend"] = Literal["cudnn", "cutlass", "auto"] | None  # an object, not its text
     api = {"listed": lambda backend="auto": backend, "product": product, "plain": len}
     assert backends_of(api, STACK) == ["fa2", "fa3", "cudnn", "cutlass"]
     asked = with_backend(api, "cutlass")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -46,16 +46,13 @@ Place = tuple[str, int, int]  # (operation in the call, runner's number, tactic'
 
 
 def backends_of(api: Api, stack: Stack) -> list[str]:
-    """The values of `backend` that an adapter's functions and classes take, except `auto`."""
+    """Values of `backend` that an adapter's functions and classes take, or the stack lists, except `auto`."""
     names: list[str] = []
     for key, function in api.items():
         if takes_backend(function):
-            annotation = inspect.signature(function).parameters[BACKEND].annotation
+            annotation = str(inspect.signature(function).parameters[BACKEND].annotation)
             names += stack.backends.get(key, ())
-            if isinstance(annotation, str):
-                names += [name for text in LITERAL.findall(annotation) for name in QUOTED.findall(text)]
-            else:
-                names += [value for value in get_args(annotation) if isinstance(value, str)]
+            names += [name for text in LITERAL.findall(annotation) for name in QUOTED.findall(text)]
     return [name for name in dict.fromkeys(names) if name != AUTO]
 
 

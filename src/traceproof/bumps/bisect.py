@@ -167,6 +167,7 @@ class GroundTruthTrial:
 
     @cached_property
     def _cases(self) -> Path:
+        """File of the op_type's cases, which the job `cases` plans for the bisected definitions alone."""
         selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": list(self.definitions)}
         stack, out = self.work / f"{MAIN}.json", self.work / "cases" / "index.json"
         write_text(stack, sealed(json.dumps(self._main["record"], indent=1)))

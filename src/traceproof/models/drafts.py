@@ -1,4 +1,15 @@
-"""How an op_type's calls are found in a model, and how their definitions are composed."""
+"""How an op_type's calls are found in a model, and how their definitions are composed.
+
+A definition is composed from a table of a TOML file of `templates`, whose texts are written from the definitions'
+semantics. Keys of a table:
+
+- `inputs`, `outputs`: tensors with their axes, `:dtype` if not bfloat16, `?` if optional; scalars have no axes;
+- `sizes`: const axes, which are constants of the reference under their names in capitals; `unstated`: const axes
+  where a tensor has them, and no constants, so that a scaled-down definition may have smaller ones;
+- `says`, `run`: docstring and body of the reference's `run`; `head` precedes all functions; functions of the file
+  are added if `run` calls them;
+- `like`: tables that give what this one leaves out, the last first; `with`: values, for those tables as well.
+"""
 
 import re
 import textwrap
@@ -68,17 +79,11 @@ def draft(
     without: Collection[str] = (),
     scaled_down: Draft | None = None,
 ) -> Draft:
-    """The definition that the table `skeleton`, in a TOML file of `templates`, describes.
+    """A definition with its reference, composed from the table `skeleton` (the module's docstring has its keys).
 
-    These texts are ours, written from the definitions' semantics; `traceproof.extract.merge` judges every
-    reference by the op's float64 oracle. `$NAME` stands for a value; inputs in `without` are left out. `inputs`
-    and `outputs` list tensors with their axes, `:dtype` if not bfloat16, `?` if optional; scalars have no axes.
-    `sizes` are const axes, and constants of the reference under their names in capitals; `unstated` ones, where a
-    tensor has them, are axes only, so that a scaled-down definition may have smaller ones. `says` and `run` are
-    docstring and body of the reference's `run`, `head` precedes all functions; functions of the file are added if
-    they are called. What a table leaves out is as in the tables that it is `like`, of which the last comes first;
-    `with` gives values, to them as well. Raises KeyError: a placeholder has no value, or a tensor or axis no
-    description.
+    `$NAME` in its texts stands for a value of `values`; inputs in `without` are left out. Each reference is judged
+    by the op's float64 oracle (`traceproof.extract.merge`). Raises KeyError: a placeholder has no value, or a
+    tensor or axis no description.
     """
     file = next(tables for tables in _files() if skeleton in tables)
 

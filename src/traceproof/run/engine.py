@@ -545,18 +545,18 @@ class DefinitionRun:
         second_run: bool = False,
         **options: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
-        """The result of calling the reference; without an oracle, its shadow also becomes the expected value."""
+        """Call the reference, a sampler with a secret seed; without an oracle, expect its shadow (`shadowed`)."""
         planned, inputs = case.planned, case.inputs
         assert inputs is not None
         secret_seed = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63) if planned.trials else None
-        once = planned.further if not second_run and not planned.hidden else None
+        draws = planned.further if not second_run and not planned.hidden else None
 
         def call(**order: Any) -> CaseResult:  # noqa: ANN401 - what else a CallRequest says
             seed = planned.case.seed if secret_seed is None else secret_seed
             return source.run(planned.case, inputs, **{"seed": seed, "fill": fill, "threads": threads} | order)
 
         seed = {"seed": secrets.randbits(62)} if second_run and secret_seed is None else {}
-        further = once and once.within(self.settings.limits.seconds)
+        further = draws and draws.within(self.settings.limits.seconds)
         result = call(trials=planned.trials, further=further, **seed, **options)
         if self.entry.no_oracle is not None and not planned.trials and not second_run:
             case.right = shadowed(self.entry.reference, call)

@@ -621,29 +621,32 @@ STAGES: Mapping[str, Mapping[str, str]] = {
 }
 
 # By fact: the input that a definition has for it, and the part of the definition's name.
-BENDS = {
+SOFTMAX_CHANGES = {
     "window": ("window_left", "window"),
     "logit_cap": ("logits_soft_cap", "capped"),
     "sinks": ("sinks", "sinks"),
 }
 
 
-def bending(call: KernelCall) -> tuple[dict[str, str], set[str]]:
-    """(values of a call's templates, what these lack): with sinks they lack the log-sum-exp."""
-    inputs = {input_: part for fact, (input_, part) in BENDS.items() if fact in dict(call.facts)}
+def softmax_changes(call: KernelCall) -> tuple[dict[str, str], set[str]]:
+    """(values of a call's templates, tensors that its definitions lack), by what changes plain softmax attention.
+
+    With sinks there is no log-sum-exp.
+    """
+    inputs = {input_: part for fact, (input_, part) in SOFTMAX_CHANGES.items() if fact in dict(call.facts)}
     values = {
         "attend": "attend_bent" if inputs else "attend",
         "bent": "".join(f"_{part}" for part in inputs.values()),
         "passed": "".join(f", {name}={name}" for name in inputs),
         "returned": "output" if "sinks" in inputs else "output, lse",
     }
-    lacking = {input_ for input_, _ in BENDS.values()} - inputs.keys()
-    return values, lacking | ({"lse"} if "sinks" in inputs else set())
+    without = {input_ for input_, _ in SOFTMAX_CHANGES.values()} - inputs.keys()
+    return values, without | ({"lse"} if "sinks" in inputs else set())
 
 
 def paged(op_type: str, call: KernelCall, choice: Choice) -> Iterator[Draft]:
     """Drafts of decode and causal prefill per page size; pages of one token are always full."""
-    texts, lacking = bending(call)
+    texts, lacking = softmax_changes(call)
     for stage, size in product(STAGES, choice.page_sizes):
         tokens, without = "len(pages)", {"kv_last_page_len"}
         if size > 1:
@@ -655,7 +658,7 @@ def paged(op_type: str, call: KernelCall, choice: Choice) -> Iterator[Draft]:
 
 def ragged(op_type: str, constants: Mapping[str, str], call: KernelCall, _: Choice) -> Iterator[Draft]:
     """Draft of causal prefill without pages; `constants` of the text are facts of the call."""
-    texts, lacking = bending(call)
+    texts, lacking = softmax_changes(call)
     yield draft(op_type, op_type, {name: call[fact] for name, fact in constants.items()} | texts, without=lacking)
 
 

@@ -49,7 +49,10 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, halves: bo
 
 
 def from_cache(wide: Wide, move: Move, positions: str) -> CosSin:
-    """Cosines and sines from rows of `cos_sin_cache` [positions, cosines | sines]."""
+    """Cosines and sines from the rows of `cos_sin_cache` [positions, cosines | sines] at positions.
+
+    `move` changes the positions, as mutants do.
+    """
     cache = wide["cos_sin_cache"]
     rows = cache[move(wide[positions].to(torch.int64), len(cache))].unsqueeze(1)  # the same for all heads
     half = cache.shape[-1] // 2
