@@ -175,6 +175,16 @@ def test_a_scan_sees_names_and_contents_that_changed(tmp_path: Path) -> None:
     assert len({before, edited, scan_digest(tmp_path)}) == 3
 
 
+def test_a_blob_in_a_linked_folder_counts(tmp_path: Path) -> None:
+    elsewhere, dataset = tmp_path / "elsewhere", tmp_path / "dataset"
+    elsewhere.mkdir()
+    (dataset / "blob").mkdir(parents=True)
+    (dataset / "blob" / "linked").symlink_to(elsewhere)
+    before = scan_digest(dataset)
+    (elsewhere / "tensor.safetensors").write_bytes(b"1")
+    assert scan_digest(dataset) != before
+
+
 # Whose setup.py must not be run.
 UNBUILT = {"PKG-INFO": TOLD.format("bare"), "setup.py": "1 / 0\n"}
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -43,7 +43,8 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in OUT_OF_SPACE:
             raise
-        free = shutil.disk_usage(path.parent).free
+        there = next(parent for parent in path.absolute().parents if parent.is_dir())
+        free = shutil.disk_usage(there).free
         what = f"no space left while writing {path} ({free / 2**20:.0f} MiB free)"
         todo = "Free some space and run the same command again: finished work is kept and not repeated."
         raise TraceproofError(what, todo=todo) from error

@@ -5,6 +5,7 @@ existing one is complete, and the network is not used for it again.
 """
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -189,6 +190,8 @@ def scan_digest(folder: Path) -> str:
     It tells when to plan again: 5,000 files take well under a second. The plan itself goes by content.
     """
     paths = [path for path in folder.glob("*.json") if path.name != FETCHED]  # dumped traces
-    paths += (path for name in ("definitions", "workloads", "blob") for path in (folder / name).rglob("*"))
+    for name in ("definitions", "workloads", "blob"):
+        for parent, _, names in os.walk(folder / name, followlinks=True):  # blobs are opened through links, too
+            paths += (Path(parent, file) for file in names)
     statuses = ((path, path.stat()) for path in paths if path.is_file())
     return digest_json(sorted((str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in statuses))

@@ -51,7 +51,7 @@ def modules_for(truth: str, definition: Definition, capability: tuple[int, int])
             return []
         stack = STACKS[STACK_OF[truth]]
         called = {stack.places(key)[0].partition(":")[0] for key in adapter.apis}
-        generators = sorted(stack.compiled[one] for one in called & stack.compiled.keys())
+        generators = sorted(stack.compiled[module] for module in called & stack.compiled.keys())
         return [*adapter.modules(definition, capability)] or list(map(Module, generators))
     except Exception as error:  # noqa: BLE001 - its call will raise, too, as that definition's verdict
         sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")

@@ -161,7 +161,10 @@ def parallelisms(
 
 
 def _pairs(config: Mapping[str, Any], tp: Sequence[int | str], ep: Sequence[int | str]) -> tuple[Parallel, ...]:
-    """Every pair of ranks (tp, ep) in which ep divides tp; `all` stands for divisors of the number of heads."""
+    """Every pair of ranks (tp, ep) in which ep divides tp; `all` stands for divisors of the number of heads.
+
+    Raises TraceproofError: no pair fits the model, or an ep divides no tp.
+    """
     fields = language(config)
     heads = next((fields[name] for name in HEADS if isinstance(fields.get(name), int)), 1)
     every = [number for number in range(1, heads + 1) if heads % number == 0]

@@ -251,7 +251,7 @@ def _rounded_values(expected: torch.Tensor, nearest: torch.Tensor) -> torch.Tens
     error = nearest.to(torch.float64).sub_(expected).abs_()
     if error.numel() and float(error.amin()) > 0.0:  # mostly none is exact, and masking costs more than this look
         return expected
-    return expected * error.sign_()  # 0 or 1, in a third of the time that masking takes
+    return expected * error.sign_()  # 0 or 1 (0 of NaN), in a third of the time that masking takes
 
 
 class CloseGate(_Gate[Close]):

@@ -700,10 +700,8 @@ STEPS = Op(
         "probs": probs_drawn,
     },
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 30.0}},
-    unusual={
-        **dict.fromkeys(LARGE_AND_SMALL, ("logits",)),
-        SEEN: (),
-    },  # which of several NaN is the largest is not defined
+    # no NaN: which of several is the largest is not defined
+    unusual={**dict.fromkeys(LARGE_AND_SMALL, ("logits",)), SEEN: ()},
     gates={"masked_logits": Exact()},
     mutants=(
         altered("k plus one", "top_k", change=lambda k: k + 1),
