@@ -1,4 +1,4 @@
-"""Findings U1 to U7 of docs/findings-templates.md: `python flashinfer-dumped-calls.py U2 U3 ...`.
+"""Findings U1 to U7, U11 and U12 of docs/findings-templates.md: `python flashinfer-dumped-calls.py U2 U3 ...`.
 
 What FlashInfer's trace templates say of functions, and what these do. Needs torch and FlashInfer 0.7.2.post1; all but U1 also nvcc and a
 GPU of compute capability 9.0. Each prints what it got and what is right. U6 ends CUDA's context, so it comes last.
@@ -88,5 +88,38 @@ def u6():
     print(f"U6: {got if isinstance(got, str) else 'it returns'} (right: refused, or its init gives a workspace that it can follow)")
 
 
-for name in sys.argv[1:] or ("U1", "U2", "U3", "U4", "U5", "U7", "U6"):
+def u11():
+    function, template = T["mono_moe"]
+    got = told(lambda: function(**template.init(seq_len=16, device="cuda")))
+    print(f"U11: 16 tokens: {got if isinstance(got, str) else 'it returns'} (right: the template says what it takes)")
+    given = template.init(seq_len=2, device="cuda")
+    outputs = [told(lambda: function(**given)) for _ in range(20)]
+    if isinstance(outputs[0], str):
+        return print(f"U11: 2 tokens: {outputs[0]}")
+    differ = sum(not torch.equal(outputs[0], one) for one in outputs)
+    apart = max(float((outputs[0] - one).abs().max()) for one in outputs)
+    print(f"U11: {differ} of 19 further runs on the same inputs differ, by up to {apart:.3g} (right: said, if bits may vary)")
+
+
+def u12():
+    function, template = T["xqa"]
+    for tokens in (16, 128, 1024, 8192):
+        given = template.init(batch_size=1, max_pages_per_seq=tokens // 16, device="cuda")
+        given["v_cache"] += 2
+        if isinstance(said := told(lambda: function(**given)), str):
+            return print(f"U12: {said}")
+        q, k, v, got = (given[name].double() for name in ("q", "k_cache", "v_cache", "output"))
+        k, v = (cache.view(-1, *cache.shape[2:]).repeat_interleave(8, 1) for cache in (k, v))  # 128 query heads, 16 of keys
+        weights = (torch.einsum("hd,khd->hk", q[0, 0], k) / 128**0.5).softmax(-1)
+        right = torch.einsum("hk,khd->hd", weights, v)
+        step = 2.0 ** (torch.frexp(right)[1] - 8)  # between neighbours in bfloat16
+        off = ((got[0, 0] - right) / step).abs()
+        rounded = torch.einsum("hk,khd->hd", weights.bfloat16().double(), v)
+        print(
+            f"U12: {tokens} keys: off by up to {off.max():.2f} steps of bfloat16, {off.mean():.3f} in the mean "
+            f"(right: 0.50 and 0.250; with weights rounded to bfloat16 {((rounded - right) / step).abs().max():.2f} before)"
+        )
+
+
+for name in sys.argv[1:] or ("U1", "U2", "U3", "U4", "U5", "U7", "U11", "U12", "U6"):
     globals()[name.lower()]()
