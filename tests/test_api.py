@@ -144,6 +144,60 @@ def test_what_a_function_does_beside_is_refused_and_an_exception_is_told() -> No
     assert found["remembers"]
 
 
+def test_a_function_that_ends_the_process_is_refused() -> None:
+    def ends(*_: torch.Tensor) -> torch.Tensor:
+        sys.exit(0)
+
+    told = str(traceproof.check(ends, "rmsnorm", hidden_size=96, cases=["small-0"], device="cpu"))
+    assert "SystemExit: 0" in told
+
+
+def reference(definition: Definition) -> Callable[..., torch.Tensor]:
+    """The function in a definition of our own."""
+    found: dict[str, Any] = {}
+    exec(definition.reference, found)  # noqa: S102 - a file of these tests
+    function: Callable[..., torch.Tensor] = found["run"]
+    return function
+
+
+def on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which leaves its inputs as they are."""
+    return lambda *inputs: function(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
+
+
+def test_an_input_that_a_call_writes_to_is_judged() -> None:
+    step = traceproof.definition("selective_state_update_d48_s16", dataset=DATASET)
+    run, chosen = reference(step), ["small-0", "small-1"]
+    assert traceproof.check(run, step, cases=chosen, device="cpu")
+    report = traceproof.check(on_copies(run), step, cases=chosen, device="cpu")
+    assert {row.output for row in report.failures} == {"state"}
+    for case in traceproof.cases(step, cases=chosen, device="cpu"):
+        assert {row.output for row in case.judged(on_copies(run)(*case.inputs.values())).failures} == {"state"}
+        before = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in case.inputs.items()}
+        outputs = run(*case.inputs.values())
+        case.check(outputs)
+        traceproof.assert_right(step, before, {"out": outputs, "state": case.inputs["state"]})
+        with pytest.raises(AssertionError, match="state: numerics"):
+            traceproof.assert_right(step, before, {"out": outputs, "state": before["state"]})
+        with pytest.raises(TraceproofError, match="also writes to state"):
+            traceproof.assert_right(step, before, outputs)
+
+
+def test_an_output_that_is_an_input_modified_in_place_may_be_returned() -> None:
+    append = traceproof.definition("dsv41_fp4_quantize_append_sparse_mla_cache_2d_hnd", dataset=DATASET)
+    assert append.outputs_in_place == {"cache_out"}
+    report = traceproof.check(reference(append), append, cases=["small-0", "small-1"], device="cpu")
+    assert report, str(report)
+
+
+def test_outputs_are_held_against_the_inputs_as_they_were_drawn() -> None:
+    for case in traceproof.cases("silu_and_mul", hidden_size=96, sizes=("small",), device="cpu"):
+        [x] = case.inputs.values()
+        gate, up = x.fill_(0.5).float().chunk(2, dim=-1)
+        found = {str(row.reason) for row in case.judged((functional.silu(gate) * up).to(x.dtype)).failures}
+        assert found == ({"mutated_input", "numerics"} if x.numel() else set())
+
+
 def test_cases_have_inputs_and_what_is_expected_and_judge_outputs_and_functions() -> None:
     seen = []
     for case in traceproof.cases("rmsnorm", hidden_size=96, sizes=("small",), device="cpu"):

@@ -48,7 +48,7 @@ from traceproof.run.schema import (
 )
 from traceproof.run.schema import place as place_of
 from traceproof.run.tensors import plain_tensors
-from traceproof.run.trusted import Implementation, named_outputs, notes_of
+from traceproof.run.trusted import Implementation, named_outputs, notes_of, written
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import EngineSettings, Environment
 from traceproof.solutions.judging import Judge, blocked, in_own_dataset, new_hidden_seed, target_of
@@ -603,19 +603,21 @@ class DrawnCase:
     @cached_property
     def inputs(self) -> Mapping[str, Any]:
         """Inputs by name, in the order of arguments: tensors on the device, numbers, None for omitted ones."""
-        if self.given is not None:
-            return self.given
+        return self._drawn() if self.given is None else self.given
+
+    def _drawn(self) -> Values:
         case, device = self.planned.case, torch.device(self.device)
         where = drawing_device(self.definition, case, device)
         return place(make_inputs(self._op, self.definition, case, device=where), device)
 
     @cached_property
-    def _op(self) -> Any:  # noqa: ANN401 - an op; `registry` imports it lazily
-        return registry.for_definition(self.definition)[0]
+    def _original(self) -> Values:
+        """The inputs on the CPU, drawn again, since the caller may have changed `inputs`."""
+        return on_host(self._drawn() if self.given is None else dict(self.given))
 
     @cached_property
-    def _before(self) -> Mapping[str, str]:
-        return fingerprints(dict(self.inputs))
+    def _op(self) -> Any:  # noqa: ANN401 - an op; `registry` imports it lazily
+        return registry.for_definition(self.definition)[0]
 
     @cached_property
     def expected(self) -> Mapping[str, torch.Tensor]:
@@ -624,8 +626,7 @@ class DrawnCase:
         Further entries are named `output@what`: the error of a naive computation, a sampler's probabilities. Empty
         if there is no oracle.
         """
-        _ = self._before  # fingerprints, taken before the caller can change the inputs
-        return {} if self.no_oracle is not None else self._op.expected(self.definition, on_host(dict(self.inputs)))
+        return {} if self.no_oracle is not None else self._op.expected(self.definition, self._original)
 
     def judged(
         self,
@@ -646,11 +647,18 @@ class DrawnCase:
         if gradients:
             todo = "Give the function: case.check(function)."
             raise TraceproofError("outputs alone have no gradients", todo=todo)
-        before = self._before
         returned = named_outputs(self.definition, outputs)
-        present = {name: value for name, value in returned.items() if value is not None}
+        changed = written(self._op, self.definition, dict(self.inputs))
+        unseen = sorted(changed.keys() - returned.keys()) if self.given is not None else []
+        if unseen:
+            raise TraceproofError(
+                f"{self.definition.name} also writes to {', '.join(unseen)}",
+                todo="Give the outputs by name, and what these hold after the call beside them.",
+            )
+        present = {name: value for name, value in {**changed, **returned}.items() if value is not None}
         tensors = dict(zip(present, plain_tensors(list(present.values())), strict=True))
         on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in present.values())
+        before = fingerprints(self._original)
         notes = notes_of(self._op, self.definition, dict(self.inputs), returned, before)
         case = JudgedCase(
             entry=entry,
@@ -661,7 +669,7 @@ class DrawnCase:
             right=Right(oracle={} if self.planned.large else dict(self.expected)),
             records={OUTPUTS: {}},
             tolerance=self.tolerance,
-            inputs=dict(self.inputs) if self.planned.large else on_host(dict(self.inputs)),
+            inputs=self._original,
         )
         if self.planned.large:
             case.large = LargeCase(case, figures=False).rulings(torch.device(self.device))

@@ -199,6 +199,11 @@ class Definition(BaseModel):
         params = {spec.param for spec in self.outputs.values()}
         return frozenset(name for name in self.inputs if name in params)
 
+    @property
+    def outputs_in_place(self) -> frozenset[str]:
+        """Outputs that are inputs modified in place: they may share memory with these."""
+        return frozenset(name for name, spec in self.outputs.items() if spec.param in self.inputs)
+
     @cached_property
     def open_axes(self) -> frozenset[str]:
         """Var axes that only outputs have and no constraint names, in trace dumps: the code decides on them."""

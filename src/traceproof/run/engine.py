@@ -397,7 +397,7 @@ class DefinitionRun:
             runner = Runner(self.definition, self.op, function, self.engine.device, self.settings.dataset)
             try:
                 return CaseResult(**runner.run(item))
-            except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
                 trace, ours = error.__traceback__, str(Path(__file__).parents[1])
                 while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(ours):
                     trace = trace.tb_next  # skip our own frames
@@ -586,7 +586,7 @@ def _whole(oracle: Tensors) -> Tensors:
     return {key: value for key, value in oracle.items() if key.partition("@")[0] in oracle}
 
 
-def raised(error: Exception) -> Reply:
+def raised(error: BaseException) -> Reply:
     """The reply for an exception in our own code around a call."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return Reply(status=Status.MEMORY if short else Status.ERROR, message=describe(error))

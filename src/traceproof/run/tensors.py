@@ -56,7 +56,7 @@ def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted c
             return bare.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, bool | int | float):
         return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    raise TypeError(f"an output is a {type(value).__name__}, not a tensor or a number")
+    raise TypeError(f"an output is of type {type(value).__name__}, not a tensor or a number")
 
 
 def plain_tensors(values: Sequence[Any]) -> list[torch.Tensor]:

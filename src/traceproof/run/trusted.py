@@ -288,7 +288,8 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a copy to the host waits for the current stream only
         enlarged = self.op.enlarged(self.definition) if far.SIZE in case.params else None
-        judged = returned if enlarged is None else enlarged.kept(self.definition, case, returned)
+        judged = {**returned, **(written(self.op, self.definition, inputs) if self.implementation.doubted else {})}
+        judged = judged if enlarged is None else enlarged.kept(self.definition, case, judged)
         present = {name: value for name, value in judged.items() if value is not None}
         return dict(zip(present, plain_tensors(list(present.values())), strict=True)), returned
 
@@ -304,6 +305,12 @@ class Runner:
         return placed if enlarged is None else enlarged.enlarge(self.definition, case, placed)
 
 
+def written(op: Op, definition: Definition, inputs: Values) -> Values:
+    """Inputs after a call that writes to them and has no output for them."""
+    names = op.judged(definition).keys() - definition.outputs.keys()
+    return {name: value for name, value in inputs.items() if name in names and value is not None}
+
+
 def notes_of(
     op: Op, definition: Definition, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -312,7 +319,8 @@ def notes_of(
     addresses, aliased = {address_of(value) for value in inputs.values()}, []
     for name, value in returned.items():
         address = address_of(value)
-        aliased += [name] if address is not None and address in addresses else []
+        own = address is None or name in definition.outputs_in_place
+        aliased += [] if own or address not in addresses else [name]
         addresses.add(address)
     tensors = {name: value for name, value in returned.items() if isinstance(value, torch.Tensor)}
     return {

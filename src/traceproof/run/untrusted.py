@@ -269,12 +269,10 @@ class CallMemory:
         def named(places: Sequence[int]) -> list[str]:
             return [names.get(position, f"extra-{position}") for position in places]
 
-        # An output that is an input modified in place may share its memory.
-        in_place = {name for name in declared if declared[name].param in self.definition.in_place}
         return CaseResult(
             outputs=outputs,
             mutated=sorted(mutated),
-            aliased=[name for name in named(answer.aliased) if name not in in_place],
+            aliased=[name for name in named(answer.aliased) if name not in self.definition.outputs_in_place],
             subclassed=named(answer.subclassed),
             surplus=[name for name in names.values() if name not in declared],
             overrun=sorted(overrun),
