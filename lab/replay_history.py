@@ -37,7 +37,7 @@ from rich.markup import escape
 from rich.table import Table
 from ruamel.yaml import YAML
 
-from traceproof.bumps.bisect import GroundTruthTrial
+from traceproof.bumps import GroundTruthTrial
 from traceproof.checkouts.packages import bring_package, unpack
 from traceproof.checkouts.pins import Pin
 from traceproof.cli import BAD_USE, run

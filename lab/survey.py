@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.extract.kernels import Use, WantedDefinition, collect
-from traceproof.extract.pipeline import definitions_of, unmapped_line
+from traceproof.extract.pipeline import Use, WantedDefinition, collect, definitions_of, unmapped_line
 from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel

@@ -59,7 +59,7 @@ rule report:
     localrule: True
     params:
         options=[f"--history={FLOW.results}/history", f"--scope={FLOW.scope}", f"--cache={FLOW.cache}"],
-        code=code_digest("run", "bumps/history.py", "judge"),
+        code=code_digest("run", "bumps.py", "judge"),
         known=FLOW.known_state,
     shell:
         "python scripts/job.py report --verdicts {input.verdicts:q} --known {input.known:q} --stacks {input.stacks:q}"

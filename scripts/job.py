@@ -83,7 +83,7 @@ def report(
     summary: Path,
 ) -> None:
     """Summarise, and keep the verdicts under the digest of all that they stand on, unless a user relaxed them."""
-    from traceproof.bumps.history import Scope, keep
+    from traceproof.bumps import Scope, keep
     from traceproof.checkouts.pins import read_lock
     from traceproof.run.report import report
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from traceproof.extract import kernels
-from traceproof.extract.kernels import Use, drafts
+from traceproof.extract import pipeline
+from traceproof.extract.pipeline import Use, drafts
 from traceproof.extract.reading import parse
 from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import Reading
@@ -35,14 +35,14 @@ def named(name: str) -> Path:
 
 def drafts_of(path: Path, *, per_rank: bool = False) -> dict[str, Draft]:
     """A stored model's definitions by name."""
-    calls, _ = kernels.from_reading(reading_of(path))
-    made, _ = drafts(kernels.merged(calls), Choice(per_rank=per_rank))
+    calls, _ = pipeline.from_reading(reading_of(path))
+    made, _ = drafts(pipeline.joined(calls), Choice(per_rank=per_rank))
     return {draft.name: draft for _, draft in made}
 
 
 def uses_of(path: Path, model: str) -> list[tuple[Draft, Use]]:
     """A stored model's definitions with their uses."""
     reading = reading_of(path)
-    calls, _ = kernels.from_reading(reading)
-    made, _ = drafts(kernels.merged(calls), Choice())
+    calls, _ = pipeline.from_reading(reading)
+    made, _ = drafts(pipeline.joined(calls), Choice())
     return [(draft, Use(model, (model,), reading.parallel, call.count)) for call, draft in made]

@@ -21,7 +21,7 @@ from op_support import definitions
 from traceproof.cli.tactics import TacticRow, table, ways
 from traceproof.dataset import dialects
 from traceproof.dataset.definition import Definition, Dialect
-from traceproof.extract.kernels import drafted
+from traceproof.extract.pipeline import drafted
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import Values, resolve
 from traceproof.ops.families import gdn

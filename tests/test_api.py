@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -223,12 +224,20 @@ def test_outputs_that_somebody_else_computed_need_no_axes() -> None:
         traceproof.assert_right("rmsnorm", [x, w], norm(x, w).float())
 
 
+def test_sizes_and_constants_may_be_numbers_of_numpy() -> None:
+    plain = traceproof.definition("rmsnorm", hidden_size=64, eps=0.5)
+    axes: dict[str, Any] = {"hidden_size": np.int64(64), "eps": np.float32(0.5)}
+    assert traceproof.definition("rmsnorm", **axes) == plain
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
         (lambda: traceproof.definition("rmsnorm"), "hidden_size is missing"),
         (lambda: traceproof.definition("rmsnorm", hidden=3), "hidden is none of them"),
         (lambda: traceproof.definition("rmsnorm", hidden_size=-3), "hidden_size is -3"),
+        (lambda: traceproof.definition("rmsnorm", hidden_size=64.0), "sizes that are whole numbers"),
+        (lambda: traceproof.definition("gemm_fp8", N=128, K=128, block=64.0), "block is 64.0"),
         (lambda: traceproof.definition("rmsnorm", hidden_size=8, dtype="bfloat"), "close to it: bfloat16"),
         (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, sizes=("tiny",)), "tiny"),
         (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, device="gpu"), "cpu or cuda"),

@@ -20,8 +20,7 @@ from source_remotes import Upstream
 
 import replay_history
 from replay_history import Bug, Found, NoReleaseError, Releases, Why, bugs, judged, parsed
-from traceproof.bumps.bisect import Bisection, commits_between
-from traceproof.bumps.history import Diff, Kept, Scope, diff, find, keep
+from traceproof.bumps import Bisection, Diff, Kept, Scope, commits_between, diff, find, keep
 from traceproof.checkouts.packages import newest
 from traceproof.checkouts.pins import Pin
 from traceproof.cli import main, run

@@ -281,3 +281,9 @@ def test_the_command_that_is_named_works_as_written(tmp_path: Path) -> None:
     assert "torch can not be imported" in repository.run("traceproof", "doctor", "--json", "found.json").out
     follow()
     assert (tmp_path / ".venvs" / "cpu" / "bin").stat().st_ctime_ns > made
+
+
+def test_programs_that_are_asked_get_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    command = [sys.executable, "-c", "import os; print(sorted({'HF_TOKEN', 'MORE'} & set(os.environ)))"]
+    assert diagnosis.ask(command, seconds=60.0, MORE="1") == ("['MORE']", "")

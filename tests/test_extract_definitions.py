@@ -14,11 +14,10 @@ import torch
 from extract_support import GOLDEN, drafts_of, golden, named, reading_of
 
 from traceproof.dataset.definition import Definition
-from traceproof.extract import kernels
+from traceproof.extract import pipeline
 from traceproof.extract.bootstrap import SUPPORTED
-from traceproof.extract.kernels import Unmapped, drafted
 from traceproof.extract.merge import _judge_reference
-from traceproof.extract.pipeline import Described, definitions_of, summary
+from traceproof.extract.pipeline import Described, Unmapped, definitions_of, drafted, summary
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.drafts import Choice, Draft
@@ -28,9 +27,9 @@ from traceproof.sandbox import Pool
 
 
 def confirmed(reading: Reading, model: str) -> tuple[list[KernelCall], list[Unmapped]]:
-    calls, _ = kernels.from_reading(reading)
+    calls, _ = pipeline.from_reading(reading)
     assert len(calls) >= 8
-    agreed, differing, counts = kernels.confirmed(calls, reading, catalogue.entries()[model].config)
+    agreed, differing, counts = pipeline.confirmed(calls, reading, catalogue.entries()[model].config)
     assert counts == []
     return agreed, differing
 
@@ -163,7 +162,7 @@ def test_encoders_and_what_stands_beside_them_make_no_calls() -> None:
     tower += [("vision.layers.*.qkv", "linear", "vision.layers.*"), ("projector.up", "linear", "projector")]
     facts = {"full_n": 8, "full_k": 8, "rank_n": 8, "rank_k": 8, "conv": False, "dtype": "bfloat16"}
     others = tuple(ModelModule(path, parent, "X", "Tower", kind, facts, 1) for path, kind, parent in tower)
-    calls, left = kernels.from_reading(replace(reading, modules=(*language, *others)))
+    calls, left = pipeline.from_reading(replace(reading, modules=(*language, *others)))
     assert {item.path for item in left if item.why.startswith("encoder")} == {"vision", "projector"}
     assert not any(path.startswith(("vision", "projector")) for call in calls for path in call.paths)
 
@@ -183,13 +182,13 @@ def test_a_projection_in_float8_by_tensor_has_the_form_that_scales_by_token_and_
 
 def test_a_convolution_without_silu_becomes_none_and_one_with_it_two_definitions() -> None:
     assert {"causal_conv1d_c10240_w4", "causal_conv1d_update_c10240_w4"} <= ALL.keys()
-    _, left = kernels.from_reading(changed("nemotron_h", "linear", activation="gelu"))
+    _, left = pipeline.from_reading(changed("nemotron_h", "linear", activation="gelu"))
     assert "causal convolution with the activation gelu: no form" in [item.why for item in left]
 
 
 def test_a_layer_norm_keeps_the_dtype_of_its_weight_and_may_have_no_bias() -> None:
     assert ALL["layernorm_h128"].inputs["weight"]["dtype"] == "float32"
-    _, left = kernels.from_reading(changed("deepseek_v3_2", "norm", axes=2))
+    _, left = pipeline.from_reading(changed("deepseek_v3_2", "norm", axes=2))
     assert "norm with a weight per head: no form" in [item.why for item in left]
     assert list(ALL["layernorm_no_bias_h128"].inputs) == ["hidden_states", "weight"]
 
@@ -232,7 +231,7 @@ def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:
     ],
 )
 def test_what_a_form_can_not_say_becomes_none(model: str, kind: str, facts: dict[str, object], why: str) -> None:
-    calls, left = kernels.from_reading(changed(model, kind, **facts))
+    calls, left = pipeline.from_reading(changed(model, kind, **facts))
     assert any(why in item.why for item in left)
     experts = {call["routing"] for call in calls if call.kind == "experts"}
     assert model != "deepseek_v3" or experts == (set() if facts.get("own") else {"deepseek_v3"})
@@ -240,13 +239,13 @@ def test_what_a_form_can_not_say_becomes_none(model: str, kind: str, facts: dict
 
 @pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
 def test_a_bias_within_groups_means_sigmoid_scores(scoring: str) -> None:
-    calls, _ = kernels.from_reading(changed("deepseek_v3", "top_k", scoring=scoring))
+    calls, _ = pipeline.from_reading(changed("deepseek_v3", "top_k", scoring=scoring))
     assert {call["routing"] for call in calls if call.kind in {"experts", "router"}} == {"deepseek_v3"}
 
 
 def test_each_norm_becomes_the_forms_that_the_model_calls() -> None:
     reading = reading_of(named("llama_3_1_70b"))
-    calls = [call for call in kernels.from_reading(reading)[0] if call.kind == "norm"]
+    calls = [call for call in pipeline.from_reading(reading)[0] if call.kind == "norm"]
     assert [(call.role, call["uses"], call.count) for call in calls] == [
         ("input_layernorm", "alone", 1),
         ("post_attention_layernorm", "adding", 80),
@@ -275,7 +274,7 @@ OTHERS = (
     changed("deepseek_v3", "experts", quantisation="bfloat16"),
 )
 for _reading in OTHERS:
-    _made, _ = kernels.drafts(kernels.from_reading(_reading)[0], Choice())
+    _made, _ = pipeline.drafts(pipeline.from_reading(_reading)[0], Choice())
     ALL |= {one.name: one for _, one in _made if one.op_type in {"gemm_fp8", "layernorm", "moe"}}
 
 

@@ -18,11 +18,13 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError
 from traceproof.extract import hierarchy, pipeline
-from traceproof.extract.kernels import Unmapped, collect, drafted
 from traceproof.extract.merge import CheckResult, meaning_differences, merge, notes, write
 from traceproof.extract.pipeline import (
     ExtractionResult,
     ExtractionSettings,
+    Unmapped,
+    collect,
+    drafted,
     link,
     model_of,
     to_review,
@@ -102,6 +104,10 @@ def test_a_dataset_file_that_can_not_be_read_stops_before_anything_is_written(tm
     with pytest.raises(TraceproofError, match="cannot be read"):
         merge([eps_norm(1e-6, "a")], tmp_path, alike)
     assert saved(tmp_path) == {"rmsnorm_h64.json": "{"}
+    deep = eps_norm(1e-6, "a").as_json() | {"reference": f"x = {'-' * 50_000}1\ndef run(x): return x\n"}
+    file.write_text(json.dumps(deep), encoding="utf-8")
+    with pytest.raises(TraceproofError, match="cannot be read: nested too deeply"):
+        merge([eps_norm(1e-6, "a")], tmp_path, alike)
 
 
 def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:

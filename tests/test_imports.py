@@ -18,8 +18,7 @@ from definitions import write_files
 from stacks import READS_MODELS, Imports, check
 
 from traceproof.checkouts.pins import Pin, write_lock
-from traceproof.checkouts.sources import LOCKED, pins_of, scan, source_state
-from traceproof.checkouts.tree import FolderTree
+from traceproof.checkouts.sources import LOCKED, FolderTree, pins_of, scan, source_state
 from traceproof.cli import run
 from traceproof.environments import building as environments
 from traceproof.environments.building import Installation, importable, record_stack, stack_of

@@ -13,7 +13,7 @@ from definitions import GOOD, rmsnorm, write, write_files
 from source_remotes import Upstream
 
 from traceproof.audit import audit
-from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
+from traceproof.checkouts.sources import CommitTree, FolderTree, changed_between
 from traceproof.cli.sources import dependents
 from traceproof.coverage import SPACE, Space, as_text, cover, of_suite, read, smallest
 from traceproof.dependents import Graph, Reached
@@ -318,6 +318,7 @@ def test_a_folder_without_python_is_refused_and_a_file_that_is_none_is_a_finding
     with pytest.raises(TraceproofError, match="holds no Python files"):
         lint_kernels(tmp_path)
     assert linted(tmp_path, "def f(:") == ["KL000"]
+    assert linted(tmp_path, f"x = {'-' * 50_000}1") == ["KL000"]
 
 
 FILES = {

@@ -25,7 +25,11 @@ USES: list[tuple[str, str]] = [
     ("judge {tmp}/solution.py", "does not say which definition it implements"),
     ("judge {tmp}/solution.py --definition rmsnorm_h96 --stack none", "--stack none"),
     ("judge {tmp}/solution.py::other", "it has no function other"),
+    ("judge {tmp}/solution.py --definition aten::relu::float33", "close to it: float32"),
+    ("judge {tmp}/solutions", "not judged: {tmp}/solutions/b.py does not say which definition"),
     ("judge {tmp}/file", "expected a file that ends with"),
+    ("tactics --truth flashinfr", "known: flashinfer, sglang, fla, torch"),
+    ("clone-repos flashinfer --url flashinfer=https://[x", "flashinfer"),
     ("judge {tmp}/empty", "{tmp}/empty holds no solutions"),
     # Values that do not fit.
     ("verify --tolerance -0.1", "tolerance: -0.1"),
@@ -123,7 +127,9 @@ def tmp(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file.json").write_text('{"name": "rmsnorm_h9', encoding="utf-8")
     (tmp_path / "kernels" / "k.py").write_text("x = 1\n", encoding="utf-8")
-    (tmp_path / "solution.py").write_text("def run(x):\n    return x\n", encoding="utf-8")
+    for name in ("solution.py", "solutions/a.py", "solutions/b.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("def run(x):\n    return x\n", encoding="utf-8")
     definition = DEFINITIONS / "rmsnorm" / "rmsnorm_h96.json"
     (tmp_path / "dataset" / "definitions" / "rmsnorm" / definition.name).write_text(definition.read_text())
     return tmp_path

@@ -7,9 +7,7 @@ makes or reads a definition. They are imported when first used, since PyTorch ta
 
 __version__ = "0.1.0"
 __all__ = ["Report", "TraceproofError", "assert_right", "cases", "check", "definition", "judge_file", "verify"]
-# type checkers know the name; the module `typing` takes milliseconds - as in `typing`, whose import takes
-# milliseconds; type checkers know the name
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # as in `typing`, whose import takes milliseconds; type checkers know the name
 
 if TYPE_CHECKING:
     from traceproof.api import Report, assert_right, cases, check, definition, judge_file, verify

@@ -6,6 +6,7 @@ reports, then the functions that judge: functions, cases, outputs, files.
 
 import atexit
 import inspect
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
+from numbers import Integral, Real
 from pathlib import Path
 from string import Formatter
 from types import ModuleType
@@ -27,6 +29,7 @@ from traceproof.errors import TraceproofError
 from traceproof.gradients import cases_with_gradients
 from traceproof.gradients import rows as gradient_rows
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
+from traceproof.models.drafts import tensors
 from traceproof.ops import registry
 from traceproof.ops.adapter import sizes as sizes_of_axes
 from traceproof.ops.base import TORCH_DTYPES, Values
@@ -39,6 +42,7 @@ from traceproof.run.judging import JudgedCase, LargeCase, Right
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import (
     REFERENCE,
+    WHOLE,
     GateResult,
     PlannedCase,
     PlannedDefinition,
@@ -54,7 +58,7 @@ from traceproof.run.workers import EngineSettings, Environment
 from traceproof.solutions.judging import Judge, blocked, in_own_dataset, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
-from traceproof.solutions.suites import ATEN, operator_definition, problem_definition, tensors
+from traceproof.solutions.suites import ATEN, operator_definition, problem_definition
 from traceproof.stacks import MAIN, STACKS
 
 OUTPUTS = "outputs"  # name of the implementation in reports if tensors are given, not a function
@@ -93,17 +97,19 @@ class NamedForm:
             raise TraceproofError(f"{self.key} takes {takes}, and dtype", problems=problems)
         if dtype not in TORCH_DTYPES:
             raise TraceproofError(f"{dtype} is no dtype; {closest(dtype, TORCH_DTYPES)}")
-        wrong = [
-            f"{name} is {size!r}" for name, size in axes.items() if not isinstance(size, int | float) or size < 0
-        ]
-        if wrong:
-            raise TraceproofError(f"{self.key} takes sizes and constants that are numbers", problems=wrong)
-
         inputs, outputs = tensors(self.table["inputs"], dtype), tensors(self.table["outputs"], dtype)
-        # The expressions are those of forms.toml, with axes as variables.
-        derived = {name: eval(text, {}, dict(values)) for name, text in self.table.get("derived", {}).items()}  # noqa: S307
-        sizes = derived | {name: value for name, value in values.items() if isinstance(value, int)}
         of_tensors = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
+        derived: dict[str, str] = self.table.get("derived", {})
+        whole = {*of_tensors, *re.findall(r"[A-Za-z_]\w*", " ".join(derived.values()))}
+        kinds = {name: Integral if name in whole else Real for name in axes}
+        wrong = [f"{name} is {n!r}" for name, n in axes.items() if not isinstance(n, kinds[name]) or n < 0]
+        if wrong:
+            what = f"{self.key} takes sizes that are whole numbers, and constants that are numbers"
+            raise TraceproofError(what, problems=wrong)
+        values = {name: int(n) if isinstance(n, Integral) else float(n) for name, n in values.items()}
+        # The expressions are those of forms.toml, with axes as variables.
+        others = {name: eval(text, {}, dict(values)) for name, text in derived.items()}  # noqa: S307
+        sizes = others | {name: value for name, value in values.items() if isinstance(value, int)}
         chosen = [name for name in self.parameters if name in sizes]
         return Definition.model_validate(
             {
@@ -461,30 +467,24 @@ def _imported(candidate: Candidate) -> Function:
 
 def _reported(certificate: Certificate, definition: Definition) -> Report:
     """A certificate as a report, with a row for each demanded property that is broken."""
-
-    def row(**fields: Any) -> VerdictRow:  # noqa: ANN401 - of a row
-        return VerdictRow(
-            definition=definition.name,
-            op_type=definition.op_type,
-            implementation=certificate.solution,
-            against=certificate.against,
-            device=certificate.device,
-            **fields,
-        )
-
+    shared: dict[str, Any] = {"definition": definition.name, "op_type": definition.op_type}
+    shared |= {
+        "implementation": certificate.solution,
+        "against": certificate.against,
+        "device": certificate.device,
+    }
     rows = [
-        row(
+        VerdictRow(
+            **shared,
             **result.model_dump(exclude={"variant", "margin", "message"}),
             message=f"{result.variant}: {result.message}" if result.variant else result.message,
             gate=None if result.margin is None else GateResult(kind="gate", margin=result.margin),
         )
         for result in certificate.rows
     ]
-    rows += [
-        row(case="property", output="*", verdict=Verdict.FAIL, reason=broken.name, message=broken.detail)
-        for broken in certificate.properties
-        if broken.bad
-    ]
+    shared |= {"case": "property", "output": WHOLE, "verdict": Verdict.FAIL}
+    broken = [one for one in certificate.properties if one.bad]
+    rows += [VerdictRow(**shared, reason=one.name, message=one.detail) for one in broken]
     return Report(certificate.solution, definition, tuple(rows), certificate.repeat, certificate=certificate)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import read_tree
+from traceproof.dataset.tree import explain, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, parse_quietly, read_bytes
 from traceproof.lint.model import Finding, LintReport, Reference, reported
@@ -408,7 +408,7 @@ def audit(folder: Path, dataset: Path) -> LintReport:
         try:
             file = TestFile(relative, read_bytes(path, most=LARGEST).decode(), conftest_of(path.parent))
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
-            findings.add(Finding("TA000", "", str(error), relative, 1, 1))
+            findings.add(Finding("TA000", "", explain(error), relative, 1, 1))
             continue
         tests += len(file.tests)
         findings |= {*check(file), *check_subject(file, definitions)}

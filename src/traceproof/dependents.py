@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
-from traceproof.checkouts.tree import FileTree, parents
+from traceproof.checkouts.sources import FileTree, parents
 from traceproof.dataset.tree import paused_collection
 from traceproof.files import parse_quietly
 from traceproof.text import names

@@ -7,36 +7,29 @@ docstrings: rows and files that rules write are made again if it changed.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from traceproof.text import names
+
 DIGEST_BYTES = 16
-PACKAGE = "traceproof"
 SOURCE = Path(__file__).resolve().parent
 OPS = SOURCE / "ops"
-CATALOGUE = ("models/catalogue.json", "models/catalogue.py")
 # The code that decides a case's rows: it draws, runs and judges the case, and defines rows. Not code that plans
 # cases (which a row's key contains), stores rows, or reports.
-ENGINE = (
-    *(
-        f"dataset/{name}.py"
-        for name in ("constants", "constraints", "definition", "dialects", "hints", "reference_text")
-    ),
-    *("draw.py", "environments/interpreted.py", "environments/jit.py"),
-    *(f"judge/{name}.py" for name in ("arbitration", "gates", "metrics", "numerics", "octaves", "output")),
-    "judge/sampling.py",
-    *(
-        f"run/{name}.py"
-        for name in ("calls", "case", "engine", "inits", "job", "judging", "runner", "schema", "shadow")
-    ),
-    *("run/tensors.py", "run/trusted.py", "run/untrusted.py", "run/workers.py", "sandbox", "stacks", *CATALOGUE),
-)
+ENGINE = names("""
+dataset/constants.py dataset/constraints.py dataset/definition.py dataset/dialects.py dataset/hints.py
+dataset/reference_text.py draw.py environments/interpreted.py environments/jit.py judge/arbitration.py
+judge/gates.py judge/metrics.py judge/numerics.py judge/octaves.py judge/output.py judge/sampling.py run/calls.py
+run/case.py run/engine.py run/inits.py run/job.py run/judging.py run/runner.py run/schema.py run/shadow.py
+run/tensors.py run/trusted.py run/untrusted.py run/workers.py sandbox stacks models/catalogue.json
+models/catalogue.py
+""")
 # Comments and docstrings; not used in modules with strings in ''', which may contain such lines.
 PROSE = re.compile(rb'^[ \t]*(?:#.*|"""(?=[^\s.,)])(?:(?!""")[\s\S])*""")[ \t]*\n', re.MULTILINE)
-IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
-COMMENT = re.compile(r"#.*")
+FAMILIES = re.compile(r"^[ \t]*from traceproof\.ops\.families\b[\w.]* import (?:\([^)]*\)|.*)", re.MULTILINE)
 
 
 def digest_bytes(data: bytes) -> str:
@@ -81,12 +74,13 @@ def verdict_code(family: Path | None) -> str:
         path = waiting.pop()
         if path in others:
             others.remove(path)
-            waiting |= {*map(file_of, imported(".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)))}
+            words = re.findall(r"\w+", " ".join(FAMILIES.findall(path.read_text(encoding="utf-8"))))
+            waiting |= {other for other in others if other.stem in words}
     shared = (path for path in _files(OPS) if path.suffix == ".py" and path not in others)
     parts = [_content(path) for path in shared]
     if family is not None and SOURCE not in family.parents:
         parts.append((family.name, digest_bytes(family.read_bytes())))
-    return digest_json([code_digest(*ENGINE), parts])
+    return digest_json([code_digest(*sorted(ENGINE)), parts])
 
 
 @cache
@@ -101,26 +95,3 @@ def _content(path: Path) -> tuple[str, str]:
     content = path.read_bytes()
     strip_prose = path.suffix == ".py" and b"'''" not in content
     return str(path.relative_to(SOURCE)), digest_bytes(PROSE.sub(b"", content) if strip_prose else content)
-
-
-@cache
-def file_of(module: str) -> Path:
-    """Path of a module of this package, even if it does not exist."""
-    path = SOURCE.parent.joinpath(*module.split("."))
-    package = path / "__init__.py"  # a folder without it may only have compiled files of an earlier version
-    return package if package.is_file() else path.with_suffix(".py")
-
-
-def imported(module: str) -> Iterator[str]:
-    """Names that a module of this package imports, anywhere in it: modules, and names that may be modules."""
-    path = file_of(module)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for dots, base, listed in IMPORT.findall(path.read_text(encoding="utf-8")):
-        names = [part.split()[0] for part in COMMENT.sub("", listed).strip("() \t\n").split(",") if part.strip()]
-        if not (dots or base):
-            yield from names
-            continue
-        above = package.rsplit(".", len(dots) - 1)[0] if len(dots) > 1 else package
-        start = ".".join(part for part in (above if dots else "", base) if part)
-        yield start
-        yield from (f"{start}.{name}" for name in names)  # may be a module of that package

@@ -139,7 +139,8 @@ def proves(config: Config, rows: Mapping[str, CheckRow]) -> str:
 def ask(command: Sequence[str], *, seconds: float, cwd: Path | None = None, **variables: str) -> tuple[str, str]:
     """(output, problem) of a program, called with more `variables`; problem is "" if it succeeded."""
     try:
-        done = programs.run(command, environment={**os.environ, **variables}, cwd=cwd, seconds=seconds)
+        environment = programs.without_secrets() | variables
+        done = programs.run(command, environment=environment, cwd=cwd, seconds=seconds)
     except subprocess.TimeoutExpired:
         return "", f"no answer within {seconds:g} s"
     except OSError as error:
@@ -256,20 +257,18 @@ def check_stack(stack: Installation, look: Look) -> CheckRow:
     Its environment is built from the current pins, its interpreter imports its packages, and it has the GPU, nvcc
     and source folder that it needs.
     """
-    main = look.stacks[0]
     # Without a driver, building.resolve gives the main stack's interpreter to a stack that needs a GPU.
-    if stack.name != MAIN and not has_driver() and stack.python == main.python:
+    if stack.name != MAIN and not has_driver() and stack.python == look.stacks[0].python:
         return CheckRow(name=stack.name, found=NEEDS_GPU)
     where = str(FOLDER / stack.environment) if stack.environment else stack.python
     if stack.environment and (state := _unbuilt(stack, look.root)):
-        problem, advice = f"the environment {where} {state}", _build(stack.environment, look.root)
+        problem, advice = f"the environment {where} {state}", _command_that_builds(stack.environment, look.root)
         return CheckRow(name=stack.name, found=f"{where} {state}", problem=problem, advice=advice)
     facts, problem = _facts(stack, look)
-    if facts is None:
-        return _broken(stack, problem, look.root)
-    if facts["failed"]:
-        problems = (f"{name} can not be imported: {text}" for name, text in facts["failed"].items())
-        return _broken(stack, "; ".join(problems), look.root)
+    if facts is not None:
+        problem = "; ".join(f"{name} can not be imported: {text}" for name, text in facts["failed"].items())
+    if facts is None or problem:
+        return _not_usable(stack, problem, look.root)
     versions, names = facts["versions"], dict.fromkeys([distribution(stack.name), distribution(MAIN)])
     found = ", ".join(["ready", where, *(f"{name} {versions[name]}" for name in names if name in versions)])
     problem, advice = _lacking(stack.name, facts, look)
@@ -320,10 +319,10 @@ def _facts(stack: Installation, look: Look) -> tuple[InterpreterFacts | None, st
     return (None if problem else json.loads(output.splitlines()[-1])), problem
 
 
-def _broken(stack: Installation, problem: str, root: Path) -> CheckRow:
+def _not_usable(stack: Installation, problem: str, root: Path) -> CheckRow:
     """The row of a stack whose interpreter can not be used."""
     if stack.environment:  # its marker says complete, so it must be removed first
-        advice = _build(stack.environment, root, anew=True)
+        advice = _command_that_builds(stack.environment, root, anew=True)
     else:
         names = dict.fromkeys([distribution(MAIN), distribution(stack.name)])
         pins = root / PINS / f"{stack.name}.txt"
@@ -337,8 +336,8 @@ def _broken(stack: Installation, problem: str, root: Path) -> CheckRow:
     return CheckRow(name=stack.name, found="can not be used", problem=f"{stack.python}: {problem}", advice=advice)
 
 
-def _build(environment: str, root: Path, *, anew: bool = False) -> str:
-    """The command that builds an environment; if `anew`, after removing it."""
+def _command_that_builds(environment: str, root: Path, *, anew: bool = False) -> str:
+    """Advice with the command that builds an environment; if `anew`, after removing it."""
     command = shlex.join([sys.executable, "-m", "snakemake", "--cores", "1", "--force"])
     text = f"{command} {FOLDER / environment / INSTALLED}"
     text = f"rm -r {FOLDER / environment} && {text}" if anew else text

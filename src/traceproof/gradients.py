@@ -47,13 +47,7 @@ class NarrowProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._dtype = dtype
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what the operation returns
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         """Run one operation."""
         del types
         if func not in PRODUCTS:
@@ -97,15 +91,8 @@ class _Differentiated:
 
 def cases_with_gradients(cases: Collection[PlannedCase], *, demanded: bool) -> list[PlannedCase]:
     """Cases to take gradients of: if demanded all that fit, else the largest ordinary one."""
-    fitting = [
-        one
-        for one in cases
-        if one.skip is None
-        and not one.hidden
-        and not one.trials
-        and one.memory <= MOST
-        and all(one.case.axes.values())
-    ]
+    runnable = [one for one in cases if one.skip is None and not one.hidden and not one.trials]
+    fitting = [one for one in runnable if one.memory <= MOST and all(one.case.axes.values())]
     if demanded:
         return fitting
     ordinary = [one for one in fitting if one.case.size not in {"edge", "adversarial"} and one.memory <= LARGEST]

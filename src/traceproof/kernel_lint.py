@@ -7,6 +7,7 @@ from functools import reduce
 from pathlib import Path
 
 from traceproof.audit import at, dotted, last_name
+from traceproof.dataset.tree import explain
 from traceproof.errors import TraceproofError
 from traceproof.files import parse_quietly
 from traceproof.lint.model import Finding, LintReport, chosen, reported
@@ -504,13 +505,13 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
         relative = path.relative_to(base)
         try:
             text = path.read_text(encoding="utf-8")
-            tree = parse_quietly(text)
-        except (OSError, ValueError, SyntaxError) as error:
-            findings.append(Finding("KL000", "", str(error), relative, 1, 1))
+            tree, lines = parse_quietly(text), text.splitlines()
+            found = findings_of(relative, tree, lines)
+        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            findings.append(Finding("KL000", "", explain(error), relative, 1, 1))
             continue
-        lines = text.splitlines()
         count += sum(1 for _ in kernels(tree))
-        findings += findings_of(relative, tree, lines)
+        findings += found
         if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
             findings += _platform(relative, tree, lines)
     read = {"files": len(paths), "kernels": count}

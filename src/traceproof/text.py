@@ -83,7 +83,10 @@ def redacted(text: str) -> str:
 
 def has_credentials(url: str) -> bool:
     """Whether a URL has a password or a token; the user of an ssh address is none."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it only looks like a URL
+        return "@" in url
     alone = parts.scheme in {"ssh", "git+ssh", "ssh+git"} and ":" not in parts.netloc.rpartition("@")[0]
     return ("@" in parts.netloc and not alone) or any(says_secret(key) for key, _ in parse_qsl(parts.query))
 

@@ -23,27 +23,21 @@ from traceproof.testgen.generate import GENERATED, PLACE, Divergences, Generated
 SIZES = ("small", "medium", "large")
 
 
-DefinitionsDir = Annotated[
-    Path | None, typer.Option(help="A dataset's definitions/; the configured dataset's if left out.")
-]
-ReposConfig = Annotated[
-    Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
-]
-
-Sizes = Annotated[
-    list[str] | None, typer.Option("--test-sizes", help=f"Sizes: {' '.join(SIZES)}; small medium if left out.")
-]
-
-
 def add_reference_tests(  # noqa: PLR0913 - the specification's options
     *,
     definition_name: options.DefinitionNames = None,
     op_type: options.OpTypes = None,
     everything: options.Everything = False,
-    definitions_dir: DefinitionsDir = None,
+    definitions_dir: Annotated[
+        Path | None, typer.Option(help="A dataset's definitions/; the configured dataset's if left out.")
+    ] = None,
     output_dir: options.OutputDir = None,
-    repos_config: ReposConfig = None,
-    test_sizes: Sizes = None,
+    repos_config: Annotated[
+        Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
+    ] = None,
+    test_sizes: Annotated[
+        list[str] | None, typer.Option("--test-sizes", help=f"Sizes: {' '.join(SIZES)}; small medium if left out.")
+    ] = None,
     tolerance: options.Tolerance = None,
     force: options.Force = False,
     json_file: options.JsonFile = None,

@@ -35,21 +35,7 @@ TensorRanks = Annotated[
 ExpertRanks = Annotated[
     list[str] | None, typer.Option("--ep", help="Expert parallel ranks, or all; must divide tp.")
 ]
-Groups = Annotated[int, typer.Option(help="Groups of ranks, each with attention of its own.")]
-PageSizes = Annotated[
-    list[int] | None, typer.Option("--page-size", help="Of paged attention; 1 and 64 if left out.")
-]
-Shapes = Annotated[
-    Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
-]
 Held = Annotated[Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")]
-Single = Annotated[
-    bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against transformers' model.")
-]
-Listed = Annotated[
-    bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
-]
-ModelName = Annotated[str, typer.Option(help="The model's name, e.g. deepseek-v3; its id in models.ts.")]
 
 
 def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
@@ -60,17 +46,25 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     revision: options.Revision = None,
     tp: TensorRanks = None,
     ep: ExpertRanks = None,
-    dp_attention: Groups = 1,
-    page_size: PageSizes = None,
-    gemm_shapes: Shapes = "full",
+    dp_attention: Annotated[int, typer.Option(help="Groups of ranks, each with attention of its own.")] = 1,
+    page_size: Annotated[
+        list[int] | None, typer.Option("--page-size", help="Of paged attention; 1 and 64 if left out.")
+    ] = None,
+    gemm_shapes: Annotated[
+        Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
+    ] = "full",
     sglang_path: options.Sglang = None,
     dataset: Held = None,
     output_dir: options.OutputDir = OUTPUT,
     report_dir: options.ReportDir = REPORTS,
     extract_python: options.SglangPython = None,
     torch_python: options.TorchPython = None,
-    single_reading: Single = False,
-    list_models: Listed = False,
+    single_reading: Annotated[
+        bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against transformers' model.")
+    ] = False,
+    list_models: Annotated[
+        bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
+    ] = False,
     json_file: options.JsonFile = None,
 ) -> None:
     """Write the kernel definitions that models need, right by construction.
@@ -150,7 +144,7 @@ def listing_text(listed: Mapping[str, Any]) -> str:
 
 def add_new_model(  # noqa: PLR0913 - one parameter per option
     *,
-    model_name: ModelName,
+    model_name: Annotated[str, typer.Option(help="The model's name, e.g. deepseek-v3; its id in models.ts.")],
     hf_repo_id: options.Hub = None,
     revision: options.Revision = None,
     config: options.Config = None,

@@ -33,23 +33,6 @@ JUDGED = "judged"  # folder below the results
 SILENT_SECONDS = 3.0  # time after which progress is reported again
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
-Solution = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE_OR_FOLDER",
-        help="A solution: .json, .py, .cu, FILE::FUNCTION; or a folder of them: only the first waits for PyTorch.",
-    ),
-]
-DefinitionOf = Annotated[
-    str | None,
-    typer.Option(
-        help="Name of the definition in the dataset, or its file; a problem of KernelBench's (.py); aten::relu, "
-        "an operator of PyTorch. A JSON solution, or a file in BackendBench's folders, names it."
-    ),
-]
-StackName = Annotated[
-    str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
-]
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
 Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
 Demand = Annotated[list[str] | None, typer.Option(help="A property without which it is refused, beside others.")]
@@ -60,15 +43,30 @@ Key = Annotated[Path | None, typer.Option(metavar="KEY.pub", help="The public ke
 
 
 def judge_command(  # noqa: PLR0913 - one parameter per option
-    path: Solution,
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_FOLDER",
+            help="A solution: .json, .py, .cu, FILE::FUNCTION; or a folder of them: only the first waits for "
+            "PyTorch.",
+        ),
+    ],
     *,
-    definition: DefinitionOf = None,
+    definition: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the definition in the dataset, or its file; a problem of KernelBench's (.py); "
+            "aten::relu, an operator of PyTorch. A JSON solution, or a file in BackendBench's folders, names it."
+        ),
+    ] = None,
     dataset: options.Dataset = None,
     test_sizes: options.Sizes = None,
     tolerance: options.Tolerance = None,
     seed: options.Seed = None,
     hidden_seed: options.HiddenSeed = None,
-    stack: StackName = None,
+    stack: Annotated[
+        str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
+    ] = None,
     allow_weak_isolation: options.WeakIsolation = False,
     timed: Timed = False,
     whole: Whole = False,
@@ -79,7 +77,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Judge a kernel by the float64 oracle of its definition, on cases that it can not know; writes a certificate.
 
-    Exit codes: 0 accepted, 1 refused, 2 bad use or input, or it needs a GPU and there is none.
+    Exit codes: 0 accepted, 1 refused, 2 bad use or input, or a solution was not judged, as without a GPU.
     """
     chosen = run.without_none(tolerance=tolerance, seed=seed)
     replaced = {"dataset": run.dataset_in(dataset), "allow_weak_isolation": allow_weak_isolation or None}
@@ -107,9 +105,12 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
     repeats += [word for name in demand or () for word in ("--demand", name)]
     with session.judge:
-        certificates = _judged(session, path, repeats, json_file, doing)
-    value = {"certificates": [certificate.model_dump(mode="json") for certificate in certificates]}
+        certificates, not_judged = _judged(session, path, repeats, json_file, doing)
+    judged = [certificate.model_dump(mode="json") for certificate in certificates]
+    value = {"certificates": judged, "not_judged": not_judged}
     run.end(json_file, value, bad=not all(certificate.accepted for certificate in certificates))
+    if not_judged:
+        raise typer.Exit(run.UNFINISHED)
 
 
 def check_certificate(
@@ -231,13 +232,17 @@ class Doing:
 
 def _judged(
     session: Session, path: str, options: Sequence[str], json_file: Path | None, doing: Doing
-) -> list[Certificate]:
-    """Judge the solutions at a path, and print each verdict; `options` go into the command that repeats one."""
+) -> tuple[list[Certificate], list[str]]:
+    """Judge the solutions at a path, and print each verdict; `options` go into the command that repeats one.
+
+    Returns the certificates, and why other solutions of a folder could not be judged.
+    """
     repeats = [*options, *(["--time"] if session.timed else []), *(["--all"] if session.whole else [])]
     repeats += ["--hidden-seed", str(session.hidden_seed)]
     where, _, entry = path.partition("::")
     candidates = read(Path(where).expanduser(), entry or None)
     certificates: list[Certificate] = []
+    not_judged: list[str] = []
     for candidate in candidates:
         named = path if len(candidates) == 1 else candidate.path
         try:
@@ -249,8 +254,9 @@ def _judged(
             if len(candidates) == 1:
                 raise
             run.say(f"not judged: {error}")  # others are still judged
+            not_judged.append(f"{candidate.path}: {error}")
             continue
         certificates.append(certificate)
         place = session.place(certificate).with_suffix(".html")
         run.text_stream(json_file).write(f"{table(certificate)}certificate: {place} and .json\n")
-    return certificates
+    return certificates, not_judged

@@ -14,9 +14,6 @@ from traceproof.kernel_lint import lint_kernels
 from traceproof.lint.dataset import lint
 from traceproof.lint.model import LintReport, write_baseline
 
-Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="Do not run codes that start so.")]
-Sources = Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")]
-
 
 def _known(baseline: Path | None, *, update: bool) -> Path | None:
     """The baseline to compare with; None if it is to be written. Raises TraceproofError: no file is given."""
@@ -39,7 +36,7 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
     *,
     dataset: options.Dataset = None,
     select: options.Codes = None,
-    ignore: Ignore = None,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Do not run codes that start so.")] = None,
     baseline: options.Baseline = None,
     update_baseline: options.UpdateBaseline = False,
     flashinfer_path: options.FlashInfer = None,
@@ -56,7 +53,7 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
 
 
 def lint_kernels_command(
-    path: Sources,
+    path: Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")],
     *,
     select: options.Codes = None,
     baseline: options.Baseline = None,

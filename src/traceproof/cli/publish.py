@@ -18,13 +18,7 @@ from traceproof.text import printable, redacted
 
 DATASET = "flashinfer-ai/flashinfer-trace"
 
-PerWhat = Annotated[Per, typer.Option(help="One pull request for each of what.")]
 Push = Annotated[bool, typer.Option("--push", help="Open the pull requests, or bring them up to date.")]
-Repository = Annotated[str, typer.Option(help="The dataset on the hub, <owner>/<name>.")]
-Endpoint = Annotated[str, typer.Option(help="The hub's address; HF_ENDPOINT if left out.")]
-AllowChanges = Annotated[
-    bool, typer.Option("--allow-changes", help="Let existing files change; the description says how.")
-]
 Traces = Annotated[list[Path] | None, typer.Option(help="Folder with measured traces, in the dataset's layout.")]
 Dataset = Annotated[
     Path | None, typer.Option(help="The dataset that was verified, if not the configured one; with --selection.")
@@ -35,11 +29,13 @@ def publish(  # noqa: PLR0913 - one parameter per option
     *,
     definition_name: options.DefinitionNames = None,
     op_type: options.OpTypes = None,
-    per: PerWhat = "definition",
+    per: Annotated[Per, typer.Option(help="One pull request for each of what.")] = "definition",
     push: Push = False,
-    repository: Repository = DATASET,
-    endpoint: Endpoint = "",
-    allow_changes: AllowChanges = False,
+    repository: Annotated[str, typer.Option(help="The dataset on the hub, <owner>/<name>.")] = DATASET,
+    endpoint: Annotated[str, typer.Option(help="The hub's address; HF_ENDPOINT if left out.")] = "",
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Let existing files change; the description says how.")
+    ] = False,
     traces: Traces = None,
     dataset: Dataset = None,
     selection: options.Selection = "",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from traceproof.bumps.history import TITLES, Diff, diff, find, states, verdict_text
+from traceproof.bumps import TITLES, Diff, diff, find, states, verdict_text
 from traceproof.cli import options, run
 from traceproof.dataset.fetch import folder_of
 from traceproof.dataset.tree import is_dataset, read_tree, why

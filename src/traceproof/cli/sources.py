@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from traceproof.bumps.bisect import Bisection, GroundTruthTrial, Verdict, worst
+from traceproof.bumps import Bisection, CommitVerdict, GroundTruthTrial, worst
 from traceproof.checkouts.checkout import clone_all, record_of, write_records
 from traceproof.checkouts.gitrun import Git, GitError, Patience, available
 from traceproof.checkouts.packages import newest
 from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock
-from traceproof.checkouts.tree import CommitTree, FileTree, FolderTree, changed_between
+from traceproof.checkouts.sources import CommitTree, FileTree, FolderTree, changed_between
 from traceproof.cli import options, run
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_tree
@@ -285,7 +285,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
         )
         with _worktree(repository, place / "checkout") as checkout:
 
-            def judge(commit: str) -> Verdict:
+            def judge(commit: str) -> CommitVerdict:
                 checkout.local("checkout", "--quiet", "--force", "--detach", commit)
                 if (checkout.folder / ".gitmodules").is_file():
                     with contextlib.suppress(GitError):

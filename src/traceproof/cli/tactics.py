@@ -19,6 +19,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_tree
 from traceproof.environments.building import has_driver, probe, ready, resolve
+from traceproof.errors import TraceproofError
 from traceproof.programs import nvidia_smi, telling
 from traceproof.reasons import Error, Skip, Verdict
 from traceproof.run.report import headed
@@ -34,7 +35,6 @@ CORES = 4  # per worker: one draws, solves, compares and waits for the GPU, but 
 SETUP = "traceproof.tactics:setup"
 FIRST = next(iter(TRUTHS))
 WRONG_VALUE = f"{ValueError.__name__}: "  # start of the message if a backend refuses a value
-Truth = Annotated[str, typer.Option("--truth", help="The ground truth whose kernels are called.")]
 
 
 class TacticRow(ClosedModel):
@@ -63,7 +63,7 @@ def tactics(  # noqa: PLR0913 - one parameter per option
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Definitions by name; none: all.")
     ] = None,
     *,
-    truth: Truth = FIRST,
+    truth: Annotated[str, typer.Option("--truth", help="The ground truth whose kernels are called.")] = FIRST,
     case: options.Cases = None,
     test_sizes: options.Sizes = None,
     seed: options.Seed = None,
@@ -74,6 +74,8 @@ def tactics(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 all that run are right, 1 one is wrong or fails, 2 bad use.
     """
+    if truth not in TRUTHS:
+        raise TraceproofError(f"--truth {truth}: there is no such ground truth; known: {', '.join(TRUTHS)}")
     root, config = run.configured(dataset=run.dataset_in(dataset), test_sizes=test_sizes, seed=seed)
     folder = dataset or fetch(config.dataset, root=root / config.results / "dataset")
     tree = read_tree(folder, naming=names or ())
@@ -118,6 +120,9 @@ def tactics(  # noqa: PLR0913 - one parameter per option
                 counts = Counter(str(row.verdict) for row in future.result())
                 summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
                 run.say(f"{done} of {len(futures)}: {futures[future]}: {summary}")
+    if not rows:
+        todo = "`traceproof show NAME` lists the cases of a definition that was verified."
+        raise TraceproofError(f"no definition has a case {', '.join(case or ())}: nothing was called", todo=todo)
     rows.sort(key=lambda row: row.definition)
     value = {"rows": [row.model_dump(mode="json") for row in rows]}
     run.end(json_file, value, table(rows), bad=any(row.bad for row in rows))

@@ -22,17 +22,6 @@ DOCTOR_SECONDS = 60.0
 # Options that do not change the folder of a run's results, with neutral values.
 SAME_RUN = {"force": False, "allow_weak_isolation": False}
 
-What = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[WHAT]...",
-        help="Names of definitions or op_types, definitions' files, folders; what config.yaml selects if none.",
-    ),
-]
-HiddenSeed = Annotated[
-    int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
-]
-Cores = Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")]
 Seconds = Annotated[
     float, typer.Option(min=1, help="Seconds that a stack's interpreter may take to import its packages.")
 ]
@@ -40,7 +29,14 @@ Seconds = Annotated[
 
 def verify(  # noqa: PLR0913 - the specification's options
     context: typer.Context,
-    what: What = None,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WHAT]...",
+            help="Names of definitions or op_types, definitions' files, folders; what config.yaml selects if "
+            "none.",
+        ),
+    ] = None,
     *,
     op_type: options.OpTypes = None,
     definition_name: options.DefinitionNames = None,
@@ -50,10 +46,12 @@ def verify(  # noqa: PLR0913 - the specification's options
     tolerance: options.Tolerance = None,
     seed: options.Seed = None,
     force: options.Force = False,
-    hidden_seed: HiddenSeed = None,
+    hidden_seed: Annotated[
+        int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
+    ] = None,
     allow_weak_isolation: options.WeakIsolation = False,
     dataset: options.Dataset = None,
-    cores: Cores = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")] = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Verify definitions' references and ground truths, and print the table. Arguments after `--` are Snakemake's.

@@ -376,7 +376,7 @@ class Normaliser:
         impossible = 0
         for text, why in stated_constraints(turned["axes"], turned["inputs"], turned.get("tags")):
             own_names = names(text)
-            if any(own_names <= names_of_one for names_of_one in stated):
+            if any(own_names <= others for others in stated):
                 continue
             axes = [name for name in sizes if any(name in used for used in (*met, own_names))]
             const_of_axes = {name: size for name, size in const.items() if name in axes}

@@ -84,7 +84,7 @@ def added_to_weight(reference: str) -> float:
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             continue
         for side, addend in ((node.left, node.right), (node.right, node.left)):
-            names = {node_in_side.id for node_in_side in ast.walk(side) if isinstance(node_in_side, ast.Name)}
+            names = {part.id for part in ast.walk(side) if isinstance(part, ast.Name)}
             if "weight" in names <= {"weight", "torch"} and isinstance(addend, ast.Constant):
                 return addend.value if isinstance(addend.value, int | float) else 0.0
     return 0.0

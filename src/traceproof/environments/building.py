@@ -22,7 +22,7 @@ import traceproof
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import NAME, read_lock
-from traceproof.checkouts.tree import FileTree
+from traceproof.checkouts.sources import FileTree
 from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit

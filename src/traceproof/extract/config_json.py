@@ -40,7 +40,7 @@ def fetch(repository: str, revision: str | None) -> dict[str, Any]:
     try:
         return load(Path(hf_hub_download(repository, "config.json", revision=revision)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
+        first = [*str(error).strip().splitlines(), type(error).__name__][0]
         what = f"config.json of {repository} at {revision or 'its main revision'} cannot be fetched: {first}"
         raise TraceproofError(what, todo="Check the name and your access, or give --config PATH.") from error
 

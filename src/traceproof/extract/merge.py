@@ -18,7 +18,7 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
-from traceproof.dataset.tree import json_text, read_definition
+from traceproof.dataset.tree import explain, json_text, read_definition
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.run.workers import EngineSettings, Environment, Worker
@@ -156,9 +156,9 @@ def meaning_differences(ours: Definition, theirs: Definition) -> list[str]:
             left, right = (each.const_axes.get(name, "var") for each in (ours, theirs))
             if left != right:
                 differences.append(f"axes.{name}: {left} and {right}")
-    of_ours, of_theirs = hidden_constants(ours), hidden_constants(theirs)
-    differing = (name for name in of_ours if of_ours[name] != of_theirs.get(name, of_ours[name]))
-    return differences + [f"reference: {name} is {of_ours[name]:g} and {of_theirs[name]:g}" for name in differing]
+    stated, other = hidden_constants(ours), hidden_constants(theirs)
+    both = [name for name in stated if name in other and stated[name] != other[name]]
+    return differences + [f"reference: {name} is {stated[name]:g} and {other[name]:g}" for name in both]
 
 
 def notes(ours: Definition, theirs: Definition) -> list[str]:
@@ -232,7 +232,7 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
     try:
         return read_definition(path, root=dataset).definition
     except (ValueError, OSError, RecursionError, MemoryError) as error:
-        what = f"{path} has the name of an extracted definition but cannot be read: {str(error).splitlines()[-1]}"
+        what = f"{path} has the name of an extracted definition but cannot be read: {explain(error)}"
         todo = "Correct or remove that file (`traceproof lint` names what is wrong)."
         raise TraceproofError(what, todo=todo) from error
 

@@ -71,6 +71,15 @@ WIDTH = 110  # longest argument list of a reference in one line
 TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
 
 
+def tensors(text: str, dtype: str) -> dict[str, dict[str, Any]]:
+    """The `inputs` or `outputs` of a definition, from text such as `x[rows columns] mask[rows]:bool scale?`."""
+    specs: dict[str, dict[str, Any]] = {}
+    for name, axes, own, optional in TENSOR.findall(text):
+        specs[name] = {"shape": axes.split() or None, "dtype": own or dtype}
+        specs[name] |= {"optional": True} if optional else {}
+    return specs
+
+
 def draft(
     op_type: str,
     skeleton: str,
@@ -101,15 +110,10 @@ def draft(
     constants, run = stated.pop("sizes", {}), stated.pop("run")
     sizes = constants | stated.pop("unstated", {})
 
-    def tensors(part: str) -> dict[str, dict[str, Any]]:
-        return {
-            name: {"shape": axes.split() or None, "dtype": dtype or "bfloat16", "description": described[name]}
-            | ({"optional": True} if optional else {})
-            for name, axes, dtype, optional in TENSOR.findall(stated.pop(part))
-            if name not in without
-        }
-
-    inputs, outputs = tensors("inputs"), tensors("outputs")
+    inputs, outputs = (tensors(stated.pop(part), "bfloat16") for part in ("inputs", "outputs"))
+    inputs = {name: spec for name, spec in inputs.items() if name not in without}
+    for name, spec in (*inputs.items(), *outputs.items()):
+        spec["description"] = described[name]
     used = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
     before = [f"{name.upper()} = {size}" for name, size in constants.items()] + [stated.pop("head", "")]
     functions = [filled(text) for name, text in file["functions"].items() if f"{name}(" in run]

@@ -248,7 +248,8 @@ def measure(
         contents, sizes = others.result()
         _contents(calls, source, contents)
         _batch(calls, source)
-        _after_others(calls, source, sizes)
+        if all(calls.call(source, "order", other) is not None for other in sizes):
+            calls.same("order", calls.call(source, "order"))
         _bounds(calls, source)
         # Last, because the next call also raises CUDA's error of a call that it refused.
         empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
@@ -396,12 +397,6 @@ def _other_sizes(evaluation: SolutionRun, subject: SolvedCase, cases: Sequence[P
         if key not in sizes and len(sizes) <= OTHERS and not evaluation.is_empty(case.case):
             sizes.add(key)
             yield case.case
-
-
-def _after_others(calls: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
-    """Set `order`: repeat the first call after calls in other sizes."""
-    if all(calls.call(source, "order", other) is not None for other in others):
-        calls.same("order", calls.call(source, "order"))
 
 
 def _with_odd_inputs(calls: PropertyCalls, spoilt: Probing) -> None:

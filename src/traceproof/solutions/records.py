@@ -41,14 +41,12 @@ class JudgeSettings(ClosedModel):
 class SolutionRow(ClosedModel):
     """The ruling on one output of one call, or on the call as a whole."""
 
-    # case, size, seed, axes: of the call
     case: str
     size: str
     seed: int
     axes: dict[str, int]
     variant: str = ""  # how the call was made; empty: an ordinary one
     output: str  # name; `*` for the call as a whole
-    # verdict, reason, message: the ruling
     verdict: Verdict
     reason: str | None = None
     message: str = ""
@@ -73,7 +71,6 @@ class SolutionRow(ClosedModel):
 class PropertyResult(ClosedModel):
     """Whether the kernel has a property beyond right answers."""
 
-    # name, question: of the property
     name: str
     question: str
     state: Literal["holds", "broken", "not measured"]  # whether the kernel has it
@@ -158,18 +155,15 @@ class Certificate(ClosedModel):
     """The verdict on a solution, with everything that it depends on."""
 
     version: Literal[1] = 1
-    # solution, path, language, entry: of the solution
     solution: str
     path: str
     language: str
     entry: str
-    # definition, op_type, definition_path: what it must compute
     definition: str
     op_type: str
     definition_path: str
-    # verdict, reasons: the verdict, and why it is a refusal
     verdict: Literal["accepted", "refused"]
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # why it is a refusal
     against: str  # the expected values: `oracle`, `shadow` (the reference in float64), or empty
     constants: str = ""  # constants that only the definition's reference states, from which the oracle takes them
     rows: tuple[SolutionRow, ...]
@@ -195,9 +189,9 @@ class Certificate(ClosedModel):
     @property
     def headline(self) -> str:
         """The verdict in one line, with demanded properties that could not be measured."""
-        said = f"{self.verdict.upper()}: {self.solution} for {self.definition} on {self.device}"
         missed = [one.name for one in self.properties if one.demanded and one.state == UNMEASURED]
-        return f"{said}, {' and '.join(missed)} not measured" if missed and self.accepted else said
+        head = str(self).partition("\n")[0]
+        return f"{head}, {' and '.join(missed)} not measured" if missed and self.accepted else head
 
     def __bool__(self) -> bool:
         return self.accepted

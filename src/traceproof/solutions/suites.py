@@ -15,10 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition
 from traceproof.dataset.tree import closest
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, read_bytes
+from traceproof.models.drafts import tensors
 from traceproof.names import path_part
 
 if TYPE_CHECKING:
@@ -90,7 +91,6 @@ SIZES: Mapping[str, int] = {
         "half 8, two 2, three 3",
     )
 }
-TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
 MOST_BYTES = MIB  # per problem file
 ENTRY = "run"
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -115,15 +115,6 @@ def called_as_operator(text: str, op: str) -> str:
     return f"{text}\n\n\ndef {ENTRY}({', '.join(inputs)}):\n    return {function}({arguments}){first}\n"
 
 
-def tensors(text: str, dtype: str) -> dict[str, dict[str, Any]]:
-    """The `inputs` or `outputs` of a definition, from text such as `x[rows columns] mask[rows]:bool scale?`."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, axes, own, optional in TENSOR.findall(text):
-        found[name] = {"shape": axes.split() or None, "dtype": own or dtype}
-        found[name] |= {"optional": True} if optional else {}
-    return found
-
-
 def _parts(op: str, dtype: str = "") -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], str]:
     """(inputs, outputs, arguments) of an operator, as in a definition. Raises ValueError: it is not known."""
     if op not in OPERATORS:
@@ -137,6 +128,8 @@ def operator_definition(name: str, dtype: str = "bfloat16") -> Definition:
     """The definition of `aten::relu` or `aten::relu::float32`. Raises TraceproofError: there is none."""
     op, _, own = name.removeprefix(ATEN).partition("::")
     dtype = own or dtype
+    if dtype not in PUBLISHED_DTYPES:
+        raise TraceproofError(f"{name}: {dtype} is no dtype; {closest(dtype, PUBLISHED_DTYPES)}")
     try:
         inputs, outputs, arguments = _parts(op, dtype)
     except ValueError as error:
