@@ -256,6 +256,23 @@ def test_what_can_not_be_read_is_told(file: str, text: str, said: str, tmp_path:
     assert said in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "destinations"),
+    [
+        ("x, w", False),
+        ("x, w, eps=1e-6", False),
+        ("x, w, eps=1e-6, block=128, *, warps=4", False),
+        ("x, w, **options", False),
+        ("*args", False),
+        ("x, w, out", True),
+        ("x, w, out, *, eps=1e-6", True),
+    ],
+)
+def test_a_function_may_have_parameters_with_defaults(parameters: str, *, destinations: bool) -> None:
+    given: Candidate = candidate("one", f"def run({parameters}):\n    pass\n")
+    assert given.settled(Definition.model_validate(rmsnorm("mine"))).destinations is destinations
+
+
 def test_a_function_of_another_form_is_told() -> None:
     definition: dict[str, Any] = rmsnorm("mine")
     given: Candidate = candidate("one", "def run(x):\n    return x\n")

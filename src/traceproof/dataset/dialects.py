@@ -6,6 +6,7 @@ reference that is called by keyword gets a function `run` that takes the definit
 """
 
 import ast
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,7 @@ class Function:
     parameters: tuple[str, ...]
     defaulted: frozenset[str]
     open: bool
+    positional: range  # how many arguments it can be called with, all by position
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -103,9 +105,14 @@ def entry_of(source: object, names: Iterable[str] = (), *, handed_on: bool = Fal
     node = next((functions[name] for name in candidates if name in functions), None)
     if node is None:
         return None
-    arguments = _arguments(node, functions if handed_on else {})
+    arguments, args = _arguments(node, functions if handed_on else {}), node.args
     defaulted = frozenset(name for name, default in arguments.items() if default is not None)
-    return Function(node.name, tuple(arguments), defaulted, node.args.kwarg is not None)
+    most = len([*args.posonlyargs, *args.args])
+    positional = range(most - len(args.defaults), sys.maxsize if args.vararg else most + 1)
+    callable_so = None not in args.kw_defaults  # a keyword that must be given can not be
+    return Function(
+        node.name, tuple(arguments), defaulted, args.kwarg is not None, positional if callable_so else range(0)
+    )
 
 
 def required(definition: Mapping[str, Any]) -> list[str]:

@@ -52,31 +52,25 @@ class Candidate:
         """The candidate as a JSON object, from which `Candidate(**value)` restores it."""
         return {**asdict(self), "files": dict(self.files)}
 
-    @property
-    def parameters(self) -> tuple[str, ...] | None:
-        """Names of the entry point's parameters; None: its file is not Python, or does not show them."""
-        file, _, function = self.entry.partition("::")
-        found = entry_of(self.files[file], [function]) if file.endswith(".py") else None
-        return None if found is None or found.open else found.parameters
-
     def settled(self, definition: Definition) -> Self:
         """The candidate with `destinations` set. Raises TraceproofError: it can not take these inputs."""
         if self.destinations is not None:
             return self
         inputs, outputs = len(definition.inputs), len(definition.outputs)
-        taken = self.parameters
-        if taken is None:
+        file, _, function = self.entry.partition("::")
+        found = entry_of(self.files[file], [function]) if file.endswith(".py") else None
+        if found is None:
             # A compiled entry point that is declared `void` writes to outputs that it is given.
-            file, _, function = self.entry.partition("::")
             void = re.search(rf"\bvoid\s+{re.escape(function)}\s*\(", self.files[file])
             return replace(self, destinations=void is not None)
-        if len(taken) not in {inputs, inputs + outputs}:
+        if inputs not in found.positional and inputs + outputs not in found.positional:
+            taken = found.parameters
             raise TraceproofError(
                 f"{self.path}: {self.entry} takes {len(taken)} arguments ({', '.join(taken)})",
                 todo=f"{definition.name} has the inputs {', '.join(definition.inputs)}: take these and return the "
                 f"outputs, or take the outputs {', '.join(definition.outputs)} after them and write to them.",
             )
-        return replace(self, destinations=len(taken) != inputs)
+        return replace(self, destinations=inputs not in found.positional)
 
     @property
     def is_compiled(self) -> bool:
