@@ -22,7 +22,7 @@ from traceproof.ops import registry
 from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.base import Unsupported, Values, tensor
-from traceproof.ops.cases import LOSSLESS, UNUSUAL
+from traceproof.ops.cases import LOSSLESS, UNUSUAL, Case
 from traceproof.ops.families import product as gemm
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, experts_sum, mixture_of
 from traceproof.ops.families.gdn import BUFFER, CHUNK
@@ -363,6 +363,16 @@ def test_choices_are_clear_and_as_the_case_says(definition: Definition) -> None:
             away = pattern == "remote" and routing.local < routing.experts
             assert away is not any(0 <= expert < routing.local for expert in row), case.id
             assert pattern not in FAVOURED or FAVOURED[pattern](routing.local) in row, case.id
+
+
+def test_the_order_of_deepseeks_chosen_experts_is_clear_in_many_tokens() -> None:
+    definition = ops.load("moe_routing", "fused_topk_deepseek_e64_k4")
+    values = ops.inputs_of(definition, Case("many", "small", {"num_tokens": 4097}, 3, {}))
+    scores = tensor(values, "scores").double().sigmoid() + tensor(values, "bias").double()
+    groups = scores.unflatten(-1, (8, 8))
+    kept = groups.topk(2).values.sum(-1).topk(4).indices
+    best = groups.take_along_dim(kept[..., None], 1).flatten(1).topk(5).values
+    assert float(best.diff().abs().min()) > 2**-8
 
 
 def test_a_heavy_definition_has_few_cases_and_a_true_estimate() -> None:

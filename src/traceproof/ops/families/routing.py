@@ -858,9 +858,11 @@ def halves_and_ones(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def clearest(draw: Draw, wanted: Wanted, trials: torch.Tensor) -> torch.Tensor:
-    """Of scores [trials, tokens, experts], each token's row with the largest margin of the choice."""
+    """Of scores [trials, tokens, experts], each token's row with the largest margin of the choice and its order."""
     bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
-    margin = (margins(_routing_alone(wanted.definition), trials, bias) * DIGITS).round()
+    routing = _routing_alone(wanted.definition)
+    best = (margins(replace(routing, top_k=count), trials, bias) for count in range(1, routing.top_k + 1))
+    margin = (torch.stack([*best]).amin(0) * DIGITS).round()
     return trials[margin.argmax(0), torch.arange(trials.shape[1])].to(draw.device)
 
 
