@@ -376,7 +376,7 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
         (less("inputs", "A_log"), "inputs lack ['A_log']"),
         (given("inputs", "gate", shape=None, dtype="float32"), "have unknown ['gate']"),
         (given("axes", "num_v_heads", value=3), "3 value heads do not share"),
-        (given("axes", "num_k_heads", value=4), "2 query and 4 key heads"),
+        (given("axes", "num_k_heads", value=3), "2 query and 3 key heads"),
         (sized("head_size"), ""),
         (less("outputs", "new_state"), "outputs are ['output']"),
     ),
@@ -429,6 +429,12 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
         (given("inputs", "k_cache", dtype="float8_e4m3fn"), "scaled storage"),
         (given("axes", "Hkv", value=5), "no multiple"),
     ),
+    "single_prefill_mask_alibi_h4_kv2_d32": (
+        (given("inputs", "logits_soft_cap", shape=None, dtype="float32"), "bends the bias of ALiBi"),
+    ),
+    "single_prefill_window_sinks_h4_kv1_d32": (
+        (given("outputs", "lse", shape=["qo_len", "num_qo_heads"], dtype="float32"), "counts the sinks"),
+    ),
     "indexer": (
         (given("axes", "packed", value=136), "last axes"),
         (given("axes", "kv_heads", value=2), "last axes"),
@@ -446,3 +452,16 @@ def test_a_form_that_has_no_oracle_is_said_to_have_none(name: str, change: Chang
     with pytest.raises(Unsupported) as refusal:
         registry.get(definition.op_type).of_form(definition).check(definition)
     assert said in str(refusal.value)
+
+
+def test_decays_of_delta_products_are_linear_with_one_update_per_token_and_without_an_axis_of_updates() -> None:
+    entry = ops.load("gdp", "gdp_prefill_n2_qk2_v4_d32").as_json()
+    del entry["axes"]["num_householder"], entry["axes"]["updates"]
+    for name in ("k", "v", "beta"):
+        entry["inputs"][name]["shape"][0] = "tokens"
+    entry["reference"] = entry["reference"].replace("(2 * token, 2 * token + 1)", "(token,)")
+    definition = Definition.model_validate(entry)
+    for case in ops.cases(definition, "small"):
+        values = ops.inputs_of(definition, case)
+        rulings = ops.judged(definition, case, ops.reference(definition, values), ops.truth(definition, values))
+        assert {name: ruling.verdict for name, ruling in rulings.items()} == dict.fromkeys(rulings, Verdict.PASS)

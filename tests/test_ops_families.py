@@ -24,8 +24,9 @@ from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.base import Unsupported, Values, tensor
 from traceproof.ops.cases import LOSSLESS, UNUSUAL, Case
 from traceproof.ops.families import product as gemm
+from traceproof.ops.families.delta import BUFFER
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, experts_sum, mixture_of
-from traceproof.ops.families.gdn import BUFFER, CHUNK
+from traceproof.ops.families.gdn import CHUNK
 from traceproof.ops.families.gdn import GDN as OP
 from traceproof.ops.families.norm import offset_of
 from traceproof.ops.families.rotary import ROPE

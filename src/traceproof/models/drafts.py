@@ -135,6 +135,11 @@ def draft(
     )
 
 
+def texts(name: str) -> Mapping[str, str]:
+    """Values for `draft` out of a table that holds nothing else."""
+    return next(tables[name] for tables in _files() if name in tables)
+
+
 def _with_defaults(file: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A table of a file, completed by the tables that it is `like`."""
     completed: dict[str, Any] = {"with": {}}

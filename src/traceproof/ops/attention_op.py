@@ -217,10 +217,12 @@ def unfit(definition: Definition) -> str | None:
         known = {"float16", "float32", *([calls.CODES] if name in may_be_codes else [])}
         if not (spec.optional and with_tables) and spec.dtype.startswith("float") and spec.dtype not in known:
             return f"{name} is {spec.dtype}: this oracle knows no scaled storage"
-    if with_tables:
-        return unfit_with_tables(definition)
     if "sinks" in inputs and "lse" in definition.outputs:
         return "nobody states whether the log-sum-exp counts the sinks"
+    if {"alibi_slopes", "logits_soft_cap"} <= inputs.keys():  # FlashInfer bends the sum of logit and bias
+        return "nobody states whether the soft cap bends the bias of ALiBi"
+    if with_tables:
+        return unfit_with_tables(definition)
     layout = calls.layout_of(inputs)
     heads = dim(definition, layout.queries[0], -2) or 0
     kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)

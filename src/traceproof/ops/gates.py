@@ -40,7 +40,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 def state_names(inputs: Mapping[str, object], definition: Definition) -> tuple[str, str]:
     """(input, output): names of a recurrent layer's state before and after."""
     source = "initial_state" if "initial_state" in inputs else "state"
-    return source, next(name for name in definition.outputs if name.endswith("_state"))
+    return source, next((name for name in definition.outputs if name.endswith("_state")), "final_state")
 
 
 def _ends(wide: Wide) -> tuple[str, str]:

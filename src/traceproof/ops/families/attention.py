@@ -9,7 +9,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, texts
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, dtype_of, scalar, tensor
 from traceproof.ops.adapter import Module as Compiled
@@ -599,27 +599,6 @@ def differs(sizes: Mapping[str, str], call: KernelCall, evidence: Evidence) -> s
 # Transformers' facts that are the sizes of absorbed attention.
 LATENT_SIZES = {"heads": "heads", "ckv": "kv_lora_rank", "kpe": "qk_rope_head_dim"}
 
-STAGES: Mapping[str, Mapping[str, str]] = {
-    "decode": {
-        "Stage": "Decode",
-        "form": "decode",
-        "what": "decode",
-        "rows": "batch_size",
-        "constraint": "len_indptr == batch_size + 1",
-        "bounds": "row, row + 1",
-        "queries": "One query token a row attends to all tokens of the row's pages",
-    },
-    "prefill": {
-        "Stage": "Prefill",
-        "form": "prefill_causal",
-        "what": "causal prefill",
-        "rows": "total_q",
-        "constraint": "total_q == qo_indptr[-1].item()",
-        "bounds": "int(qo_indptr[row]), int(qo_indptr[row + 1])",
-        "queries": "The query tokens of a row are its last ones: each attends to the row's tokens up to itself",
-    },
-}
-
 # By fact: the input that a definition has for it, and the part of the definition's name.
 SOFTMAX_CHANGES = {
     "window": ("window_left", "window"),
@@ -628,7 +607,7 @@ SOFTMAX_CHANGES = {
 }
 
 
-def softmax_changes(call: KernelCall) -> tuple[dict[str, str], set[str]]:
+def softmax_changes(call: KernelCall) -> tuple[Facts, set[str]]:
     """(values of a call's templates, tensors that its definitions lack), by what changes plain softmax attention.
 
     With sinks there is no log-sum-exp.
@@ -646,20 +625,28 @@ def softmax_changes(call: KernelCall) -> tuple[dict[str, str], set[str]]:
 
 def paged(op_type: str, call: KernelCall, choice: Choice) -> Iterator[Draft]:
     """Drafts of decode and causal prefill per page size; pages of one token are always full."""
-    texts, lacking = softmax_changes(call)
-    for stage, size in product(STAGES, choice.page_sizes):
+    changes, lacking = softmax_changes(call)
+    for stage, size in product(("decode", "prefill"), choice.page_sizes):
         tokens, without = "len(pages)", {"kv_last_page_len"}
         if size > 1:
             tokens, without = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])", set()
         without |= {"qo_indptr"} if stage == "decode" else set()
-        values = {**dict(call.facts), "page_size": size, "stage": stage, "num_tokens": tokens, **STAGES[stage]}
-        yield draft(op_type, op_type, {**values, **texts}, without=without | lacking)
+        values: Facts = {
+            **dict(call.facts),
+            "page_size": size,
+            "stage": stage,
+            "num_tokens": tokens,
+            **texts(stage),
+        }
+        yield draft(op_type, op_type, values | changes, without=without | lacking)
 
 
 def ragged(op_type: str, constants: Mapping[str, str], call: KernelCall, _: Choice) -> Iterator[Draft]:
     """Draft of causal prefill without pages; `constants` of the text are facts of the call."""
-    texts, lacking = softmax_changes(call)
-    yield draft(op_type, op_type, {name: call[fact] for name, fact in constants.items()} | texts, without=lacking)
+    changes, lacking = softmax_changes(call)
+    yield draft(
+        op_type, op_type, {name: call[fact] for name, fact in constants.items()} | changes, without=lacking
+    )
 
 
 def extraction(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from traceproof.dataset.definition import TensorSpec
@@ -19,17 +18,21 @@ from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.gates import FAST_STATE, OF_RULES, plain_softplus, sigmoid, silu, softplus
+from traceproof.ops.gates import FAST_STATE, OF_RULES, plain_softplus, sigmoid, silu, softplus, state_names
 from traceproof.ops.lossless import SURE, Exactly, full, one_hot, whole
 from traceproof.ops.op import Op
 
+BUFFER = "intermediate_states_buffer"
+WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta")  # written by cache_replayssm
 L2_EPS = 1e-6  # added to a sum of squares
 LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {  # tokens per sequence of each case
     "small": ((1,), (5, 11)),
     "medium": ((33,), (17, 1, 40)),
     "large": ((128,), (1, 65, 64)),
 }
-# Factors as for the gated delta rule (`families/gdn.py`), whose chunking these kernels share.
+# A chunk of 64 tokens passes through five products, a token of the baseline through two: chunked computations
+# (lab/variants.py) had up to 3.2 times the baseline's error in the output, and 4.8 times in the state. A token
+# changes a state by a matrix of rank one, so that one row of it holds one rounding (hence row_axes=2).
 CHUNKED = "chunked kernels round the operands of several products in bfloat16, the baseline those of two"
 GATES = {
     "output": Close(4.0, reference_factor=2.0, reason=CHUNKED),
@@ -47,63 +50,113 @@ def is_mtp(inputs: Mapping[str, object]) -> bool:
     return "initial_state_indices" in inputs
 
 
+def is_per_head(definition: Definition) -> bool:
+    """Whether the decays `g` are per head, and linear; per key channel they are logarithms."""
+    return len(definition.inputs["g"].shape or ()) < len(definition.inputs["q"].shape or ())
+
+
 def normed(x: torch.Tensor) -> torch.Tensor:
     """Vectors of length 1: `x / sqrt(sum(x^2) + L2_EPS)` over the last axis."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
 
 
+def gated(wide: Wide, growth: Part | None, *, replayed: bool) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+    """GDN's logarithms of decays and its rates, shaped like `a`, and the windows, written if `replayed`."""
+    growth = growth or (plain_softplus if wide.dtype is not torch.float64 else softplus)
+    logs, rates = -torch.exp(wide["A_log"]) * growth(wide["a"] + wide["dt_bias"]), sigmoid(wide["b"])
+    windows = {name: wide[name].clone() for name in WINDOWS if name in wide}
+    if wide.number("cache_replayssm", 0.0) and replayed:
+        written = (wide["v"].transpose(1, 2), wide["k"].transpose(1, 2), logs.mT, rates.mT)
+        for name, rows in zip(WINDOWS, written, strict=True):
+            windows[name][wide["initial_state_indices"].long()] = rows
+    return logs, rates, {f"{name}_out": window for name, window in windows.items()}
+
+
 def delta(
     wide: Wide,
     *,
+    growth: Part | None = None,  # of the step size in GDN's decay; None: softplus
+    faded: Part = same,  # changes GDN's decays
     early: bool = False,  # the error is that of the state before its decay
     corrected: float = 1.0,  # factor of S' k in the error
     carried: Part = same,  # changes the state after each update
     normal: Part = normed,  # normalises queries and keys
     backwards: bool = False,  # whether a token's updates are reversed
+    replayed: bool = True,  # whether windows are written
 ) -> Tensors:
-    """`S' = S decay`, then `S'' = S' + (write * v - S' (erase * k)) k^T`, and `output = scale * S'' q`, by token.
+    """`S' = S decay`, `S'' = S' + rate * (write * v - erase * S' k) k^T`, and `output = scale * S'' q`, by token.
 
-    S is [V, K] for each value head; value heads share query and key heads in consecutive groups. KDA: a decay
-    exp(g) per key channel, beta both writes and erases, queries and keys are normalised. GDN2: the same decay,
-    beta erases per key channel, w writes per value channel. Products of delta rules: a decay g per head, then
-    `num_householder` updates per token, each with its rate. For whole sequences kernels compute products on tensor
-    cores, so the float32 baseline rounds state and correction to bfloat16 as they enter one.
+    S is [V, K] for each value head; value heads share query and key heads in consecutive groups. GDN: a decay
+    exp(-exp(A_log) * softplus(a + dt_bias)) and a rate sigmoid(b) per head. KDA: a decay exp(g) per key channel;
+    beta writes and erases; queries and keys are normalised. GDN2: the same decay, beta erases per key channel, w
+    writes per value channel. Products of delta rules: a decay g per head, `num_householder` updates per token.
+
+    A scale of 0 or None means 1 / sqrt(K), a state of None zeros. A sequence without tokens keeps its state. Of a
+    pool the named slots take the state after the last token, the others stay; named slots of
+    `intermediate_states_buffer` [slots, tokens, ..] take the state after each token. With `cache_replayssm` named
+    slots of the windows take values, keys before normalisation, logarithms of decays, and rates, to be committed
+    later. Mutants change the keywords.
+
+    For whole sequences kernels compute products on tensor cores, so the float32 baseline rounds state and
+    correction to bfloat16 as they enter one, but not the state carried on.
     """
+    low, gdn, batched = wide.dtype is not torch.float64, "A_log" in wide, wide["q"].dim() == 4
     q, k, v = (wide[name].flatten(0, -3) for name in "qkv")
-    heads, batched = v.shape[1], wide["q"].dim() == 4
-    if batched:
+    (heads, value_size), key_size, updates = v.shape[1:], k.shape[2], len(k) // max(1, len(q))
+    one = torch.ones_like(v[..., :1])
+    windows: Tensors = {}
+    # Factors, [updates, heads, 1 or channels]: of the key that is looked up in the state, of what is found, of the
+    # value, of the error.
+    if gdn:
+        logs, rates, windows = gated(wide, growth, replayed=replayed)
+        decay = faded(torch.exp(logs)).reshape(-1, heads, 1)
+        looked_up, erase, write, rate = one, one, one, rates.reshape(-1, heads, 1)
+    else:
+        decay = wide["g"].reshape(len(q), heads, -1) if "g" in wide else one[: len(q)]
+        if "g" in wide and not is_per_head(wide.definition):
+            decay = torch.exp(decay)
+        beta = wide["beta"].reshape(len(k), heads, -1) if "beta" in wide else one
+        looked_up, erase, write, rate = (beta, one, wide["w"], one) if "w" in wide else (one, beta, beta, one)
+    if wide.number("use_qk_l2norm", 0.0) if gdn else batched:
         q, k = normal(q), normal(k)
-    q, k = (x.repeat_interleave(heads // x.shape[1], 1) for x in (q, k))
-    updates = len(k) // max(1, len(q))
+    scale = wide.number("scale", 0.0) or key_size**-0.5
+    on_tensor_cores = not batched or (wide["q"].shape[1] > 1 and not gdn)
+    rounding = to_bf16 if low and on_tensor_cores else same
     lengths = [wide["q"].shape[1]] * len(wide["q"]) if batched else wide["cu_seqlens"].diff().tolist()
-    rate = wide["beta"].reshape(len(k), heads, -1) if "beta" in wide else torch.ones_like(k[..., :1])
-    gated = "w" in wide
-    write = wide["w"] if gated else rate
-    decay = wide["g"].reshape(len(q), heads, -1) if "g" in wide else torch.ones_like(q[..., :1])
-    if updates <= 1 and "num_householder" not in wide.definition.axes:  # else it is no logarithm
-        decay = torch.exp(decay)
-    scale = wide.number("scale", 0.0) or q.shape[-1] ** -0.5
-    on_tensor_cores = not batched or wide["q"].shape[1] > 1
-    rounding = to_bf16 if wide.dtype is not torch.float64 and on_tensor_cores else same
-    states = wide.maybe("initial_state")
+    source, final = state_names(wide.values, wide.definition)
+    states = wide.maybe(source)
     if states is None:
-        states = torch.zeros((len(lengths), heads, v.shape[-1], k.shape[-1]), dtype=wide.dtype, device=q.device)
-    final, output = states.clone(), torch.zeros((len(q), heads, v.shape[-1]), dtype=wide.dtype, device=q.device)
-    for row, (start, stop) in enumerate(pairwise(starts(lengths))):
-        state = states[row]
-        for token in range(start, stop):
-            before, state = state, state * decay[token][:, None]
-            order = range(token * updates, (token + 1) * updates)
-            for at in reversed(order) if backwards else order:
-                read = rounding(before if early else state)
-                known = (
-                    read @ (rate[at] * k[at])[..., None] if gated else read @ k[at][..., None] * rate[at][:, None]
-                )
-                error = write[at] * v[at] - corrected * known[..., 0]
-                state = carried(state + rounding(error)[..., None] * k[at][:, None])
-            output[token] = scale * (rounding(state) @ q[token][..., None])[..., 0]
-        final[row] = state
-    return {"output": output.view(*wide["q"].shape[:-2], heads, -1), "final_state": final}
+        states = torch.zeros((len(lengths), heads, value_size, key_size), dtype=wide.dtype, device=q.device)
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # longest first: running ones are a prefix
+    place = torch.tensor(order, dtype=torch.int64, device=q.device)
+    first = torch.tensor(starts(lengths), device=q.device)[place]
+    slots = wide["initial_state_indices"].long()[place] if "initial_state_indices" in wide else place
+    buffers = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
+    current, output = states[slots], torch.zeros((len(q), *v.shape[1:]), dtype=wide.dtype, device=q.device)
+
+    def columns(x: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+        """Entries of vectors or factors for all value heads, [entries * heads, channels, 1]."""
+        return x[entries].repeat_interleave(heads // x.shape[1], 1).reshape(-1, x.shape[2], 1)
+
+    for at in range(max(lengths, default=0)):
+        running = sum(length > at for length in lengths)
+        token = first[:running] + at
+        flat = current[:running].view(-1, value_size, key_size)
+        read = flat.clone() if early else flat
+        flat *= columns(decay, token).mT
+        for update in reversed(range(updates)) if backwards else range(updates):
+            entry = token * updates + update
+            keys = columns(k, entry)
+            found = rounding(read) @ (columns(looked_up, entry) * keys) * columns(erase, entry)
+            error = columns(write, entry) * columns(v, entry) - corrected * found
+            flat.baddbmm_(rounding(columns(rate, entry) * error), keys.mT)
+            flat.copy_(carried(flat))
+        output[token] = (scale * (rounding(flat) @ columns(q, token))).view(running, heads, value_size)
+        for buffer in buffers.values():
+            buffer[slots, at] = current
+    after = states if wide.number("disable_state_update", 0.0) else states.index_copy(0, slots, current)
+    outputs = {"output": output.view(*wide["q"].shape[:-2], heads, value_size), final: after}
+    return outputs | buffers | windows
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -119,10 +172,9 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
         name == "initial_state" and "no_state" in wanted.params
     ):
         return None
-    linear = "num_householder" in wanted.definition.axes  # decays, not their logarithms
-    ranges = {"beta": (0.05, 0.95), "w": (0.1, 1.0), "g": (0.3, 1.0) if linear else (-1.2, 0.0)}
+    ranges = {"beta": (0.05, 0.95), "w": (0.1, 1.0), "g": (-1.2, 0.0)}
     if name in ranges:
-        low, high = ranges[name]
+        low, high = (0.3, 1.0) if name == "g" and is_per_head(wanted.definition) else ranges[name]
         if name == "g" and kind in {"slow", "repeated"}:  # no decay
             return torch.full(wanted.shape, high, device=draw.device).to(wanted.dtype)
         return draw.uniform(name, wanted.shape, low=low, high=high).to(wanted.dtype)
@@ -201,7 +253,7 @@ class Delta(Sequences):
             ends = torch.tensor(starts(case.params["lengths"]), device=draw.device)
             values["cu_seqlens"] = ends.to(dtype_of(inputs["cu_seqlens"]))
         if "num_householder" in values:
-            values["num_householder"] = definition.const_axes["num_householder"]
+            values["num_householder"] = definition.const_axes.get("num_householder", 1)
         kept = {"output_final_state", "scale", "beta", *"gw"}
         if "no_state" not in case.params and inputs["initial_state"].dtype in TORCH_DTYPES:
             kept.add("initial_state")

@@ -36,21 +36,31 @@ def step_size(wide: Wide, *, growth: Part | None = None, softplus_on: bool) -> t
     return (growth or usual)(dt) if softplus_on else dt
 
 
-def step(wide: Wide) -> Tensors:
-    """`state' = state * exp(dt A) + dt B x`, `output = C . state' + D x`, with `dt = softplus(dt + dt_bias)`.
+def gated(wide: Wide, y: torch.Tensor) -> torch.Tensor:
+    """`y * silu(z)`; y unchanged if there is no z."""
+    return y * wide["z"] * sigmoid(wide["z"]) if "z" in wide else y
 
-    x is [rows, heads, p], a head's state [p, n]; consecutive heads share B and C. Slots that no row names stay.
-    A row whose index is -1 has no slot: it starts from a zero state, and its state is dropped.
+
+def step(wide: Wide, *, growth: Part | None = None) -> Tensors:
+    """`state' = state * exp(dt A) + dt B x`, `y = C . state' + D x`, with `dt = softplus(dt + dt_bias)`.
+
+    x is [rows, heads, p], a head's state [p, n] in a slot; consecutive heads share B and C. Slots that no row
+    names stay. A row whose index is -1 has no slot: it starts from a zero state, and its state is dropped. Without
+    slots x is [rows, d], the call overwrites each row's state [d, n], and `out = y * silu(z)`.
     """
-    cache, x, index = wide["state"], wide["x"], wide["state_batch_indices"].to(torch.int64)
-    b, c = (wide[name].repeat_interleave(x.shape[1] // wide[name].shape[1], dim=1) for name in ("B", "C"))
+    cache, x, index = wide["state"], wide["x"], torch.arange(len(wide["x"]), device=wide["x"].device)
+    b, c, in_slots = wide["B"], wide["C"], "state_batch_indices" in wide
+    if in_slots:
+        index = wide["state_batch_indices"].to(torch.int64)
+        b, c = (one.repeat_interleave(x.shape[1] // one.shape[1], dim=1) for one in (b, c))
     named = index != PAD
     state = torch.zeros((len(x), *cache.shape[1:]), dtype=wide.dtype, device=x.device)
     state[named] = cache[index[named]]
-    dt = step_size(wide, softplus_on=True)
-    state = state * torch.exp(dt[..., None] * wide["A"]) + (dt * x)[..., None] * b[:, :, None, :]
-    output = (state * c[:, :, None, :]).sum(-1) + wide["D"] * x
-    return {"output": output, "new_state": cache.index_copy(0, index[named], state[named])}
+    dt = step_size(wide, growth=growth, softplus_on=in_slots or bool(wide.values.get("dt_softplus")))
+    state = state * torch.exp(dt[..., None] * wide["A"]) + (dt * x)[..., None] * b[..., None, :]
+    y = (state * c[..., None, :]).sum(-1) + wide["D"] * x
+    after = cache.index_copy(0, index[named], state[named])
+    return {"output": y, "new_state": after, "out": gated(wide, y), "state": after}
 
 
 def grouped(definition: Definition) -> str | None:
@@ -197,11 +207,6 @@ SCANS: Mapping[str, tuple[tuple[int, int], ...]] = {
 }
 
 
-def gated(wide: Wide, y: torch.Tensor) -> torch.Tensor:
-    """`y * silu(z)`; y unchanged if there is no z."""
-    return y * wide["z"] * sigmoid(wide["z"]) if "z" in wide else y
-
-
 def scan(wide: Wide, *, growth: Part | None = None, carried: Part = same) -> Tensors:
     """`state' = state * exp(dt A) + dt x B`, `y = C . state' + D x` token by token; `out_out = y * silu(z)`.
 
@@ -237,14 +242,6 @@ def scan(wide: Wide, *, growth: Part | None = None, carried: Part = same) -> Ten
         y = y + (wide["D"] if wide["D"].dim() > 1 else wide["D"][:, None]) * x
     outputs = {"out_out": gated(wide, y), "final_states": final}
     return {name: value for name, value in outputs.items() if name in wide.definition.outputs}
-
-
-def alone(wide: Wide, *, growth: Part | None = None) -> Tensors:
-    """One step of rows [b d], each with a separate state [d n], which the call overwrites: `out` and `state`."""
-    x, dt = wide["x"], step_size(wide, growth=growth, softplus_on=bool(wide.values.get("dt_softplus")))
-    state = wide["state"] * torch.exp(dt[..., None] * wide["A"]) + (dt * x)[..., None] * wide["B"][:, None]
-    y = (state * wide["C"][:, None]).sum(-1) + wide["D"] * x
-    return {"out": gated(wide, y), "state": state}
 
 
 def packed_lengths(params: Mapping[str, Any], tokens: int, later: Sequence[int] = ()) -> list[int]:
@@ -431,7 +428,7 @@ class Stepped(Op):
 MAMBA = Stepped(
     "mamba",
     Form(
-        "state[b d n] x[b d] dt[b d] A[d n] B[b n] C[b n] D[d] z[b d]? dt_bias[d]? dt_softplus? -> out[b d]", alone
+        "state[b d n] x[b d] dt[b d] A[d n] B[b n] C[b n] D[d] z[b d]? dt_bias[d]? dt_softplus? -> out[b d]", step
     ),
     family="mamba",
     draws=dict.fromkeys(("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias"), scanned),
@@ -462,17 +459,6 @@ def written_for(definition: Definition) -> bool:
     return dim(definition, "state", -2) in {64, 128} and dim(definition, "state", -1) in {64, 128, 256}
 
 
-@MAMBA.truth("flashinfer", *UPDATE, rows=None, accepts=written_for, sm=SM80)
-@MAMBA.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
-def _alone(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Pass a copy of the state, since the call writes to it."""
-    given = {name: value for name, value in inputs.items() if value is not None}
-    given |= {"state": inputs["state"].clone(), "dt_softplus": bool(inputs.get("dt_softplus"))}
-    output = torch.empty_like(inputs["x"])
-    api["mamba"](**given, out=output)
-    return {"out": output, "state": given["state"]}
-
-
 def broadcast(x: torch.Tensor, keep: int) -> torch.Tensor:
     """A view of x that stores its first `keep` axes and repeats over the rest (stride 0), as kernels require."""
     first = x[(slice(None),) * keep + (0,) * (x.dim() - keep)].contiguous()
@@ -488,21 +474,26 @@ def gen_mamba(definition: Definition, capability: tuple[int, int]) -> tuple[Modu
     return (Module(generator, (*kinds, None, *sizes, 1, "torch.int32", "torch.int64", 0)),)
 
 
+SELECTIVE = "mamba_ssm.selective_state_update", "mamba"
+
+
+@MAMBA.truth("flashinfer", *UPDATE, rows=None, accepts=written_for, sm=SM80)
+@MAMBA.truth("sglang", *SELECTIVE, rows=None, sm=SM80)
 @MAMBA_SSU.truth("flashinfer", *UPDATE, rows=None, accepts=written_for, modules=gen_mamba, sm=SM80)
-@MAMBA_SSU.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
+@MAMBA_SSU.truth("sglang", *SELECTIVE, rows=None, sm=SM80)
 def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Pass a copy of the cache; the output starts as zeros, since the call does not write rows without a slot."""
-    cache, x = inputs["state"].clone(), inputs["x"]
-    output = torch.zeros_like(x)
-    if x.shape[0]:
-        dt, (a, skip, bias) = (
-            broadcast(inputs["dt"], 2),
-            (broadcast(inputs[name], 1) for name in ("A", "D", "dt_bias")),
-        )
-        options = {"D": skip, "z": None, "dt_bias": bias, "dt_softplus": True}
-        slots = {"state_batch_indices": inputs["state_batch_indices"], "pad_slot_id": PAD}
-        api["mamba"](cache, x, dt, a, inputs["B"], inputs["C"], **options, **slots, out=output)
-    return {"output": output, "new_state": cache}
+    """Pass a copy of the state; the output starts as zeros, since the call does not write rows without a slot."""
+    given = {name: value for name, value in inputs.items() if value is not None}
+    given |= {"state": inputs["state"].clone(), "dt_softplus": bool(inputs.get("dt_softplus"))}
+    output = torch.zeros_like(inputs["x"])
+    in_slots = "state_batch_indices" in inputs
+    if in_slots:
+        given |= {"dt_softplus": True, "pad_slot_id": PAD, "dt": broadcast(inputs["dt"], 2)}
+        given |= {name: broadcast(inputs[name], 1) for name in ("A", "D", "dt_bias")}
+    if len(output):
+        api["mamba"](**given, out=output)
+    names = ("output", "new_state") if in_slots else ("out", "state")
+    return dict(zip(names, (output, given["state"]), strict=True))
 
 
 FACTS = ("heads", "head_dim", "state", "groups")

@@ -119,9 +119,9 @@ class Pattern:
 
     name: str  # what the row shows, for the reader
     weights: tuple[int, ...]  # of the tokens that have any mass, in descending order; they are placed at random
-    k: int  # top_k of the row, or WHOLE_VOCABULARY
-    p: float  # top_p of the row where it is the only filter
-    p_after_k: float  # top_p of the row after its top-k, where the shares are larger
+    k: int = WHOLE_VOCABULARY  # top_k of the row
+    p: float = 1.0  # top_p of the row where it is the only filter; 1: none
+    p_after_k: float = 1.0  # top_p of the row after its top-k, where the shares are larger
     balanced: bool = False  # whether the first token is as likely as the others together, however few these are
 
     def within(self, vocabulary: int) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ PLAIN = (
 TRICKY = (
     Pattern("one-hot", (1,), 3, 0.5, 0.5),
     Pattern("k-one", (6, 5, 5), 1, 0.3, 0.3),
-    Pattern("k-vocabulary", (8, 4, 2, 1, 1), WHOLE_VOCABULARY, 1.0, 1.0),
+    Pattern("k-vocabulary", (8, 4, 2, 1, 1)),
     Pattern("p-tiny", (7, 5, 4), 2, 1e-6, 1e-6),
     Pattern("near-uniform", (20, 19, 18, 17, 16, 15, 14, 9), 5, 0.6, 0.7),
     Pattern("tie-at-k", (4, 3, 3, 3, 3), 3, 0.6, 0.6),  # any two of the four
@@ -158,7 +158,7 @@ TRICKY = (
 )
 # One token is as probable as 8,192 others together: to the power of 1.2 it has 86 %, which 128 draws show. More
 # others would show more, but at p = 1 the rounding of their sum in float32 could drop the last one.
-PEAK = Pattern("one-and-many", (8192, *(1,) * 8192), WHOLE_VOCABULARY, 1.0, 1.0, balanced=True)
+PEAK = Pattern("one-and-many", (8192, *(1,) * 8192), balanced=True)
 # .53 .47: the second token is kept for p and dropped for 0.96 p, so that 40 draws show a slightly small p
 CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
 # p = 0 leaves the most probable token, by a separate branch in references
@@ -201,7 +201,7 @@ def _peak(vocabulary: int) -> Pattern:
     last = max(1, others // 64)
     tail = (16,) * (others - last) + (15,) * last
     whole = 1 << (2 * sum(tail) - 1).bit_length()  # a power of two: sums of such parts are exact in float32
-    return Pattern("peak", (max(16, whole - sum(tail)), *tail), WHOLE_VOCABULARY, 1.0, 1.0)
+    return Pattern("peak", (whole - sum(tail), *tail))
 
 
 def _broad(vocabulary: int) -> Pattern:
@@ -222,7 +222,7 @@ def _broad(vocabulary: int) -> Pattern:
     steps, larger = divmod((left - first) // step, max(1, half - 1))  # of each other weight; those with one more
     first = left - step * (steps * (half - 1) + larger)
     heads = (first, *(step * steps + step,) * larger, *(step * steps,) * (half - 1 - larger))
-    return Pattern("broad", (*heads, *tail), WHOLE_VOCABULARY, 1.0, 1.0)
+    return Pattern("broad", (*heads, *tail))
 
 
 def place_patterns(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
@@ -739,11 +739,9 @@ def best_of_window(
         first = wide["page_table_row_starts"].long() if "page_table_row_starts" in wide else start
         pages = (first[:, None] + place // size).clamp_max(table.shape[1] - 1)
         numbers = table[table_row[:, None], pages] * size + place % size
-    outputs = largest("indices", window, wide["lengths"].long() + more, int(wide.number("k")), chosen)
-    places = outputs["indices"].long()
-    outputs["indices"] = torch.where(places < 0, -1, numbers.gather(1, places.clamp_min(0))).to(torch.int32)
-    outputs["indices@candidates"] = torch.where(outputs["indices@candidates"] < 0, -1, numbers)
-    return outputs
+    return largest(
+        "indices", window, wide["lengths"] + more, int(wide.number("k")), chosen=chosen, numbers=numbers
+    )
 
 
 def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
@@ -71,17 +72,6 @@ Score = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # products, 
 Choose = Callable[["torch.Tensor", int], "torch.Tensor"]  # scores of a row, k -> places of the best k
 
 
-def decoded_keys(
-    pages: torch.Tensor, dtype: torch.dtype, unpacked: Unpack, change_scales: Part, *, fp4: bool = False
-) -> torch.Tensor:
-    """Keys times scales, [pages * page_size, D], of cache pages in fp8, or in fp4 with a scale per 32 values."""
-    if fp4:
-        codes, exponents = split_bytes(pages)
-        return mxfp4_values(codes, change_scales(exponents)).to(dtype)
-    keys, scales = unpacked(pages)
-    return keys.to(dtype) * change_scales(scales.to(dtype))
-
-
 def score(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Scores [tokens]: the sum of weights [heads] times relu(products [heads, tokens])."""
     return weights @ torch.relu(products)
@@ -119,65 +109,103 @@ def outputs_changed(change: Part) -> Callable[[Wide, Tensors], Tensors]:
     return lambda _, outputs: {name: change(one) for name, one in outputs.items() if "@" not in name}
 
 
+def largest(
+    output: str,
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    count: int,
+    *,
+    chosen: Choose = best,
+    numbers: torch.Tensor | None = None,  # int64 [rows, candidates]: what stands for a place; None: the place
+) -> Tensors:
+    """`output`, int32 [rows, count]: numbers of each row's best among its first `lengths` scores; -1 fills a row.
+
+    The entries @scores, @candidates (number, or -1) and @tolerance (zeros) let IndexSet judge ties.
+    """
+    place = torch.arange(scores.shape[1], device=scores.device)
+    numbers = place.expand(scores.shape) if numbers is None else numbers
+    ends = lengths.long().clamp(0, len(place))
+    beyond = place >= ends[:, None]
+    indices = torch.full((len(scores), count), -1, dtype=torch.int32, device=scores.device)
+    for row, length in enumerate(ends.tolist()):
+        places = chosen(scores[row, :length], count)[:count]
+        indices[row, : len(places)] = numbers[row, places].to(torch.int32)
+    return {
+        output: indices,
+        f"{output}@scores": scores.masked_fill(beyond, -math.inf),
+        f"{output}@candidates": torch.where(beyond, -1, numbers),
+        f"{output}@tolerance": scores.new_zeros(len(scores)),
+    }
+
+
+def scores_of(
+    wide: Wide,
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    longest: int,
+    *,
+    unpacked: Unpack = fp8_keys,  # unpacks pages of the cache
+    change_scales: Part = same,  # changes scales of keys
+    scored: Score = score,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores [sequences, longest] of a sequence's keys, -inf beyond its length, and its longest key's length.
+
+    `q` is [sequences, heads, D]. Keys are fp8 with a float32 scale; with `q_sf` fp4 with a scale per 32 values.
+    """
+    scores = torch.full((len(q), longest), -math.inf, dtype=wide.dtype, device=q.device)
+    longest_keys = scores.new_zeros(len(q))
+    for row, length in enumerate(wide["seq_lens"].tolist()):
+        if not length:
+            continue
+        pages = cache[table[row, : -(-length // cache.shape[1])].long()]
+        if "q_sf" in wide:
+            codes, exponents = split_bytes(pages)
+            keys = mxfp4_values(codes, change_scales(exponents)).to(wide.dtype)
+        else:
+            keys, scales = unpacked(pages)
+            keys = keys.to(wide.dtype) * change_scales(scales.to(wide.dtype))
+        scores[row, :length] = scored(q[row] @ keys[:length].T, wide["weights"][row])
+        longest_keys[row] = keys[:length].norm(dim=-1).amax()
+    return scores, longest_keys
+
+
 def indexed(
     wide: Wide,
     *,
-    unpacked: Unpack = fp8_keys,
-    change_scales: Part = same,
-    scored: Score = score,
     chosen: Choose = best,
     numbered: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = row_of,
+    **reading: Any,  # noqa: ANN401 - of `scores_of`
 ) -> Tensors:
     """The topk tokens of each sequence with the best `sum over heads h of weights[h] * relu(q[h] . k * scale)`.
 
-    `topk_indices`, int32 [sequences, topk], are rows of the flattened cache, padded with -1. The parameters are
-    functions that mutants replace: they unpack the cache, change the keys' scales, score, choose, and number the
-    tokens.
+    `topk_indices`, int32 [sequences, topk], are rows of the flattened cache, padded with -1. Mutants change the
+    keywords: how tokens are chosen and numbered, and how keys are read and scored.
     """
-    topk = topk_of(wide.definition)
-    q, weights, cache = wide["q_index_fp8"], wide["weights"], wide["k_index_cache_fp8"]
-    table, page_size = wide["block_table"].to(torch.int64), cache.shape[1]
-    lengths: list[int] = wide["seq_lens"].tolist()
-    shape, device = (len(lengths), max(lengths, default=0)), q.device
-    scores = torch.full(shape, -math.inf, dtype=wide.dtype, device=device)
-    candidates = torch.full(shape, -1, dtype=torch.int64, device=device)
-    tolerance = torch.zeros(len(lengths), dtype=wide.dtype, device=device)
-    indices = torch.full((len(lengths), topk), -1, dtype=torch.int32, device=device)
-    for row, length in enumerate(lengths):
-        if length == 0:
-            continue
-        pages = table[row, : -(-length // page_size)]
-        keys = decoded_keys(cache[pages], wide.dtype, unpacked, change_scales)[:length]
-        candidates[row, :length] = row_of(torch.arange(length, device=device), pages, page_size)
-        scores[row, :length] = scored(q[row] @ keys.T, weights[row])
-        unit = (weights[row] * q[row].norm(dim=-1)).norm() * keys.norm(dim=-1).amax()
-        tolerance[row] = SCORE_ERROR * unit
-        best_tokens = numbered(chosen(scores[row, :length], topk), pages, page_size)[:topk]
-        indices[row, : len(best_tokens)] = best_tokens.to(torch.int32)
-    extras = {"scores": scores, "candidates": candidates, "tolerance": tolerance}
-    return {"topk_indices": indices, **{f"topk_indices@{name}": value for name, value in extras.items()}}
+    q, cache, table, lengths = (
+        wide[name] for name in ("q_index_fp8", "k_index_cache_fp8", "block_table", "seq_lens")
+    )
+    places = torch.arange(max(lengths.tolist(), default=0), device=q.device)
+    scores, longest_keys = scores_of(wide, q, cache, table, len(places), **reading)
+    numbers = places.expand(len(q), -1).clone()
+    for row, pages in enumerate(table.long()):
+        numbers[row] = numbered(places, pages, cache.shape[1])
+    tolerance = SCORE_ERROR * (wide["weights"] * q.norm(dim=-1)).norm(dim=-1) * longest_keys
+    outputs = largest("topk_indices", scores, lengths, topk_of(wide.definition), chosen=chosen, numbers=numbers)
+    return outputs | {"topk_indices@tolerance": tolerance}
 
 
-def indexer_logits(
-    wide: Wide, *, change_scales: Part = same, scored: Score = score, unpacked: Unpack = fp8_keys
-) -> Tensors:
+def indexer_logits(wide: Wide, **reading: Any) -> Tensors:  # noqa: ANN401 - of `scores_of`
     """The scores `logits` [sequences, max_seq_len] of one query per sequence, unspecified beyond its length.
 
     With `q_sf` queries and keys are fp4 codes, whose scales are of 32 neighbours; otherwise fp8, and one scale of
     a key is float32.
     """
-    cache, table, fp4 = wide.given("kv_fused"), wide["block_tables"].long(), "q_sf" in wide
-    q, page_size = wide.given("q")[:, 0], cache.shape[1]
-    if fp4:
+    q = wide.given("q")[:, 0]
+    if "q_sf" in wide:
         q = mxfp4_values(q, wide.given("q_sf")[:, 0, :, None].view(torch.uint8))
-    q = q.to(wide.dtype)
-    longest = int(wide.number("max_seq_len"))
-    logits = torch.full((len(q), longest), -math.inf, dtype=wide.dtype, device=q.device)
-    for row, length in enumerate(wide["seq_lens"].tolist()):
-        pages = cache[table[row, : -(-length // page_size)]]
-        keys = decoded_keys(pages, wide.dtype, unpacked, change_scales, fp4=fp4)[:length]
-        logits[row, :length] = scored(q[row] @ keys.T, wide["weights"][row])
-    return {"logits": logits}
+    pages, longest = wide["block_tables"], int(wide.number("max_seq_len"))
+    return {"logits": scores_of(wide, q.to(wide.dtype), wide.given("kv_fused"), pages, longest, **reading)[0]}
 
 
 # Its cases. Patterns: `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so that a
@@ -578,23 +606,10 @@ def cache_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.cat([part.reshape(wanted.shape[0], -1) for part in (keys, scales)], 1).view(wanted.shape)
 
 
-def one_hot_codes(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Lossless fp4 queries, two codes per byte: per head one code is 1.0 (byte 2), the others are 0."""
-    return (one_hot(draw, replace(wanted, dtype=torch.float32)) * 2).to(wanted.dtype)
-
-
 def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw distinct pages of the pool in random order, int32."""
     pool = wanted.shape_of("kv_fused")[0]
     return draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
-
-
-def unfit_queries(definition: Definition) -> str | None:
-    """Why a definition has several queries per sequence or heads per key; None: it has one of each."""
-    queries, heads = dim(definition, "q", 1), dim(definition, "kv_fused", 2)
-    if queries == heads == 1:
-        return None
-    return f"{queries} queries of a sequence, {heads} heads of a key; known is 1"
 
 
 def full_lengths(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -611,7 +626,11 @@ PAGED_MQA_LOGITS = Op(
         indexer_logits,
     ),
     family="dsa",
-    requires=unfit_queries,
+    requires=lambda definition: (
+        None
+        if (known := [dim(definition, "q", 1), dim(definition, "kv_fused", 2)]) == [1, 1]
+        else f"queries of a sequence and heads of a key are {known}; known is one of each"
+    ),
     independent_rows=False,
     coupled=True,
     sizes={
@@ -631,7 +650,10 @@ PAGED_MQA_LOGITS = Op(
         "seq_lens": full_lengths,
     },
     lossless=lambda definition: (
-        {"weights": full(0, most=9, signed=False), "q": one_hot_codes} if "q_sf" in definition.inputs else {}
+        # two codes per byte: of each head one code is 1.0 (byte 2)
+        {"weights": full(0, most=9, signed=False), "q": lambda draw, one: one_hot(draw, one) * 2}
+        if "q_sf" in definition.inputs
+        else {}
     ),
     unusual={**LARGE_AND_SMALL, "nan": ("weights",)},
     mutants=(
@@ -648,32 +670,9 @@ PAGED_MQA_LOGITS.called("attn_scores:fp4_paged_mqa_logits", f"q q_sf {SCORED}", 
 # topk: the places of the largest logits of each row, up to its length; msa_topk: of blocks of keys, some forced.
 
 
-def largest(
-    output: str, scores: torch.Tensor, lengths: torch.Tensor, count: int, chosen: Choose = best
-) -> Tensors:
-    """`output`, int32 [rows, count]: places of the best of the first `lengths` scores of each row; -1 fills a row.
-
-    The entries @scores, @candidates (place, or -1) and @tolerance (zeros) let IndexSet judge ties.
-    """
-    place = torch.arange(scores.shape[1], device=scores.device)
-    ends = lengths.clamp(0, len(place))
-    beyond = place >= ends[:, None]
-    indices = torch.full((len(scores), count), -1, dtype=torch.int32, device=scores.device)
-    for row, length in enumerate(ends.tolist()):
-        places = chosen(scores[row, :length], count)[:count]
-        indices[row, : len(places)] = places.to(torch.int32)
-    return {
-        output: indices,
-        f"{output}@scores": scores.masked_fill(beyond, -math.inf),
-        f"{output}@candidates": torch.where(beyond, -1, place),
-        f"{output}@tolerance": scores.new_zeros(len(scores)),
-    }
-
-
 def largest_logits(wide: Wide, *, chosen: Choose = best, more: int = 0) -> Tensors:
     """Top-k of the first `seq_lens` (in a mutant `more`) logits of each row, as `largest` returns it."""
-    lengths = wide["seq_lens"].long() + more
-    return largest("indices", wide["logits"], lengths, int(wide.number("top_k")), chosen)
+    return largest("indices", wide["logits"], wide["seq_lens"] + more, int(wide.number("top_k")), chosen=chosen)
 
 
 def largest_blocks(wide: Wide, *, chosen: Choose = best, more: int = 0, forced: bool = True) -> Tensors:
@@ -693,7 +692,7 @@ def largest_blocks(wide: Wide, *, chosen: Choose = best, more: int = 0, forced: 
         place = torch.arange(width, device=scores.device)
         scores = scores.masked_fill((place < first) | (place >= ends[:, None] - last), math.inf)
     topk = int(wide.number("topk"))
-    blocks = largest("block_indices", scores, ends, topk, chosen)
+    blocks = largest("block_indices", scores, ends, topk, chosen=chosen)
     return blocks | {"block_indices": blocks["block_indices"].view(queries, heads, topk)}
 
 
