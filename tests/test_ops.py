@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import op_support as ops
@@ -15,8 +16,9 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.judge.arbitration import OutputMutant, generic_mutants
-from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Unsupported, rounded
+from traceproof.ops import lookup, registry
+from traceproof.ops.adapter import resolve
+from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values, rounded
 from traceproof.ops.cases import BEFALLEN, LOSSLESS, UNUSUAL, Case
 from traceproof.ops.compare import Backward, Close
 from traceproof.reasons import Skip, Verdict
@@ -24,6 +26,7 @@ from traceproof.run import shadow
 from traceproof.run.case import SolvedCase, fingerprints, make_inputs, solve
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.trusted import Implementation
+from traceproof.stacks import STACKS
 from variants import variants_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -465,3 +468,27 @@ def test_decays_of_delta_products_are_linear_with_one_update_per_token_and_witho
         values = ops.inputs_of(definition, case)
         rulings = ops.judged(definition, case, ops.reference(definition, values), ops.truth(definition, values))
         assert {name: ruling.verdict for name, ruling in rulings.items()} == dict.fromkeys(rulings, Verdict.PASS)
+
+
+@pytest.mark.parametrize("op_type", ["gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"])
+def test_attention_that_says_it_is_not_causal_has_no_mask(op_type: str) -> None:
+    """Queries of a sequence all see the same keys: with equal queries, equal outputs."""
+    causal = next(one for one in (*OWN, *FORMS) if one.op_type == op_type and "qo_indptr" in one.inputs)
+    plain = Definition.model_validate(causal.as_json() | {"description": "Attention of encoders, not causal."})
+    case = ops.case_named(plain, "medium-0")
+    for definition, same in ((plain, True), (causal, False)):
+        values = dict(ops.inputs_of(definition, case))
+        for name in {"q", "q_nope", "q_pe"} & values.keys():
+            values[name] = ops.tensor(values, name)[:1].expand_as(ops.tensor(values, name)).contiguous()
+        start, stop = max(pairwise(ops.tensor(values, "qo_indptr").tolist()), key=lambda ends: ends[1] - ends[0])
+        for outputs in (ops.truth(definition, values), by_pytorch(definition, values)):
+            rows = outputs["output"][start:stop].float()
+            assert torch.allclose(rows, rows[:1].expand_as(rows), atol=1e-2) == same
+
+
+def by_pytorch(definition: Definition, values: Values) -> Mapping[str, torch.Tensor]:
+    adapter = lookup.adapter("torch", definition)
+    assert adapter is not None
+    api = resolve(STACKS["torch"], adapter.apis)
+    assert isinstance(api, Mapping)
+    return adapter.call(api, definition, values)

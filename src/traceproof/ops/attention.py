@@ -258,13 +258,13 @@ def is_tabled(definition: Definition) -> bool:
 
 def is_causal(definition: Definition, inputs: Given) -> bool:
     """Whether the last query of a sequence sees all keys, each before it one fewer; otherwise all see all."""
-    stated = number(definition, inputs, *CAUSAL)
-    if stated is not None:
-        return bool(stated)
-    if not is_tabled(definition):
-        return "qo_indptr" in definition.inputs
-    usual = getattr(registry.get(definition.op_type), "causal", False)
-    return bool(definition.constants.get("causal")) or usual
+    stated: float | str | None = number(definition, inputs, *CAUSAL)
+    if stated is None:
+        stated = definition.constants.get("causal")
+    if stated is None:
+        usual: bool = getattr(registry.get(definition.op_type), "causal", False)
+        return usual if is_tabled(definition) else "qo_indptr" in definition.inputs
+    return bool(stated)
 
 
 def words(bits: torch.Tensor) -> torch.Tensor:

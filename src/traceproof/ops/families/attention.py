@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
+from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, texts
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
@@ -22,6 +23,14 @@ from traceproof.ops.formula import Form, Mutant, Part, Wide, has, same
 from traceproof.ops.op import Op
 from traceproof.reasons import Skip, Unavailable
 
+MAY_BE_NON_CAUSAL = Rule(
+    name="causal",
+    label="causal mask",
+    assigned=("causal",),
+    described=((r"\bnon-?causal\b|\bnot causal\b|\bbidirectional\b", 0),),
+    named=((r"_non_?causal(?:_|$)", 0),),
+)
+STAGED: Any = {"rules": (MAY_BE_NON_CAUSAL,), "staged": True}
 TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale return_lse?"
 BENT = "window_left? logits_soft_cap? sinks[h]?"  # of Gemma and gpt-oss
 GQA_PAGED = Attention(
@@ -29,15 +38,15 @@ GQA_PAGED = Attention(
     Form(f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} {BENT} -> output[t h e] lse[t h]", attention),
     family="gqa",
     slow=True,
-    staged=True,
+    **STAGED,
 )
 END_TO_END = Form(
     f"q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale return_lse? {BENT} -> output[t h e] lse[t h]",
     attention,
 )
-GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", staged=True, causal=True)
+GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", causal=True, **STAGED)
 # before absorption, where keys are wider than values
-MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", staged=True, causal=True)
+MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", causal=True, **STAGED)
 # Absorbed: logits q_nope . ckv + q_pe . kpe, values ckv, so that the output stays in the compressed space.
 NOPE = 128  # channels of a key's part that is not rotated, where no axis says how many
 
@@ -92,7 +101,7 @@ MLA_PAGED = Attention(
     family="mla",
     other_forms=(KEY_PARTS,),
     uneven="c",
-    staged=True,
+    **STAGED,
 )
 BY_PLAN = "[window_left] [logits_soft_cap]"  # that FlashInfer's wrappers take when they plan
 GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all calls return the LSE
@@ -251,7 +260,9 @@ def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Output
     sizes = (q.shape[1], kv_heads, q.shape[2], page)
     if "qo_indptr" in inputs:
         wrapper = wrapper_of(api, "prefill_paged", q.device, "NHD")
-        wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **plan_options(inputs, q, k))
+        wrapper.plan(
+            inputs["qo_indptr"], *table, *sizes, causal=is_causal(definition, {}), **plan_options(inputs, q, k)
+        )
     else:
         on_tensor_cores = ratio_of(definition) not in CUDA_CORE_RATIOS
         wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores)
@@ -272,7 +283,8 @@ def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outpu
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     wrapper = wrapper_of(api, "prefill_ragged", q.device, "NHD")
     bounds, sizes = (inputs["qo_indptr"], inputs["kv_indptr"]), (q.shape[1], k.shape[1], q.shape[2])
-    wrapper.plan(*bounds, *sizes, head_dim_vo=v.shape[2], causal=True, **plan_options(inputs, q, k))
+    options = {"head_dim_vo": v.shape[2], "causal": is_causal(definition, {}), **plan_options(inputs, q, k)}
+    wrapper.plan(*bounds, *sizes, **options)
     return flashinfer_outputs(definition, inputs, wrapper.run(q, k, v, return_lse=True))
 
 
@@ -307,13 +319,13 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
     q_nope, q_pe, ckv, kpe = (tensor(inputs, name) for name in ("q_nope", "q_pe", "ckv_cache", "kpe_cache"))
     pages, page = tensor(inputs, "kv_indptr").diff(), ckv.shape[1]
     lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
-    causal = "qo_indptr" in inputs
     one_each = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
-    queries = inputs["qo_indptr"] if causal else one_each
+    queries = inputs.get("qo_indptr", one_each)
     table = (inputs["kv_indptr"], inputs["kv_indices"], lengths.to(torch.int32))
     sizes = (q_nope.shape[1], q_nope.shape[2], q_pe.shape[2], page)
     wrapper = wrapper_of(api, "mla", q_nope.device)
-    wrapper.plan(queries, *table, *sizes, causal, scalar(inputs, "sm_scale"), q_nope.dtype, ckv.dtype)
+    causal, scale = is_causal(definition, {}), scalar(inputs, "sm_scale")
+    wrapper.plan(queries, *table, *sizes, causal, scale, q_nope.dtype, ckv.dtype)
     return flashinfer_outputs(definition, inputs, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
 
 
@@ -332,8 +344,8 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
     q, k, v, rows = flattened(inputs)
     output, lse = unseeing(q, v)
-    causal, scale, share = "qo_indptr" in inputs, scalar(inputs, "sm_scale"), q.shape[1] // k.shape[1]
-    bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(rows) + 1))
+    causal, scale, share = is_causal(definition, {}), scalar(inputs, "sm_scale"), q.shape[1] // k.shape[1]
+    bounds = tensor(inputs, "qo_indptr").tolist() if "qo_indptr" in inputs else list(range(len(rows) + 1))
     for (start, stop), tokens in zip(pairwise(bounds), rows, strict=True):
         first = max(start, stop - len(tokens)) if causal else start  # queries before it see nothing
         if first >= stop or not len(tokens):
@@ -410,7 +422,7 @@ def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
             logits = cap * torch.tanh(logits / cap)
         key = torch.arange(len(tokens), device=q.device)
         place = torch.arange(start, stop, device=q.device)[:, None] + (len(tokens) - stop)
-        hidden = key > place if "kv_indptr" in inputs or is_causal(definition, {}) else key < 0
+        hidden = key > place if is_causal(definition, {}) else key < 0
         if inputs.get("alibi_slopes") is not None:
             logits = logits + inputs["alibi_slopes"][:, None] * (key - place)[:, None]
         if inputs.get("custom_mask") is not None:
@@ -442,6 +454,11 @@ def fits_tensor_cores(definition: Definition) -> bool:
     names = (*layout.queries, *layout.keys, layout.values)
     fit = all((dim(definition, name, -1) or 0) >= NARROWEST for name in names)
     return fit and (not layout.latent or unscaled(definition))
+
+
+def extends(definition: Definition) -> bool:
+    """Whether the extension kernel, which is causal, computes a definition."""
+    return fits_tensor_cores(definition) and is_causal(definition, {})
 
 
 def heads_fit(definition: Definition) -> bool:
@@ -491,10 +508,10 @@ def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return asked(definition, output=output, lse=lse)
 
 
-@GQA_PAGED.truth(*EXTEND, serves=f"{GQA} qo_indptr -> output lse", accepts=fits_tensor_cores, **ON_TRITON)
-@MLA_PAGED.truth(*EXTEND, serves=f"{MLA} qo_indptr -> output lse", accepts=fits_tensor_cores, **ON_TRITON)
-@GQA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=fits_tensor_cores, **ON_TRITON)
-@MLA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=fits_tensor_cores, **ON_TRITON)
+@GQA_PAGED.truth(*EXTEND, serves=f"{GQA} qo_indptr -> output lse", accepts=extends, **ON_TRITON)
+@MLA_PAGED.truth(*EXTEND, serves=f"{MLA} qo_indptr -> output lse", accepts=extends, **ON_TRITON)
+@GQA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=extends, **ON_TRITON)
+@MLA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=extends, **ON_TRITON)
 def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Causal: the last query of a row sees all its tokens. The queries' own tokens are the last ones of the row.
 
