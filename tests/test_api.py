@@ -556,3 +556,20 @@ def test_it_imports_nothing_where_no_test_has_the_mark(tmp_path: Path) -> None:
     text = f"import sys\n\n\ndef test_nothing():\n    assert not {names} & sys.modules.keys()\n"
     (tmp_path / "test_other.py").write_text(text, encoding="utf-8")
     assert "1 passed" in ran(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ('"rmsnorm", hidden_siz=96', "hidden_siz is none of them"),
+        ('"rmsnorm", hidden_siz=96, isolated=True', "hidden_siz is none of them"),
+        ("isolated=True", "missing 1 required positional argument: 'of'"),
+    ],
+)
+def test_a_mark_with_a_wrong_argument_is_told_without_a_traceback(tmp_path: Path, options: str, told: str) -> None:
+    text = f"import pytest\n\n\n@pytest.mark.traceproof({options})\ndef test_one(case):\n    pass\n"
+    (tmp_path / "test_mine.py").write_text(text, encoding="utf-8")
+    said = ran(tmp_path)
+    assert "test_mine.py::test_one, @pytest.mark.traceproof: " in said
+    assert told in said
+    assert "pytest_plugin.py" not in said

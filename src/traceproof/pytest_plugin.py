@@ -33,16 +33,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not marks or "case" not in metafunc.fixturenames:
         return
     from traceproof.api import IsolatedCases, cases
+    from traceproof.errors import TraceproofError
 
     parameters: list[DrawnCase | IsolatedCases] = []
-    for mark in reversed(marks):
-        options = dict(mark.kwargs)
-        if options.pop("isolated", False):
-            [of] = mark.args
-            parameters.append(IsolatedCases(of, options))
-        else:
-            parameters += cases(*mark.args, unavailable=True, **options)
-    ids = [f"{case.definition.name}-{case.id}" for case in parameters]
+    try:
+        for mark in reversed(marks):
+            options = dict(mark.kwargs)
+            if options.pop("isolated", False):
+                parameters.append(IsolatedCases(*mark.args, options=options))
+            else:
+                parameters += cases(*mark.args, unavailable=True, **options)
+        ids = [f"{case.definition.name}-{case.id}" for case in parameters]
+    except (TraceproofError, TypeError) as error:  # a wrong argument of the mark
+        pytest.fail(f"{metafunc.definition.nodeid}, @pytest.mark.{MARK}: {error}", pytrace=False)
     metafunc.parametrize("case", parameters, ids=ids, indirect=True)
 
 
