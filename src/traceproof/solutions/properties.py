@@ -18,7 +18,7 @@ from traceproof.dataset.definition import ConstAxis
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.judge.precision import examine
-from traceproof.ops.base import TORCH_DTYPES, Tensors, tensor
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, tensor
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
@@ -65,7 +65,8 @@ BETWEEN = {  # for a report: what lay around tensors when bounds were measured
     BYTES: "bytes that are compared afterwards, which shows no reads: CUDA gave no pages",
     UNFENCED: "nothing (tensors with holes, or too many)",
 }
-ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError)  # raised for inputs that are in no plan
+# raised for inputs that are in no plan
+ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError, Unsupported)
 
 
 @dataclass(slots=True)
