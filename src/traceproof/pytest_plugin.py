@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for mark in reversed(marks):
             options = dict(mark.kwargs)
             if options.pop("isolated", False):
-                parameters.append(IsolatedCases(*mark.args, options=options))  # type: ignore[misc] - one argument
+                parameters.append(IsolatedCases(*mark.args, options=options))  # type: ignore[misc]
             else:
                 parameters += cases(*mark.args, unavailable=True, **options)
         ids = [f"{case.definition.name}-{case.id}" for case in parameters]
