@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from traceproof.dataset.definition import Definition
 from traceproof.judge.output import Ruling
 from traceproof.judge.sampling import judge_samples
-from traceproof.ops import registry
+from traceproof.ops import lookup, registry
 from traceproof.ops.base import Unsupported, Values, scalar
 from traceproof.ops.cases import Case
 from traceproof.ops.families.sampler import (
@@ -539,3 +539,20 @@ def test_forms_are_told_by_their_inputs() -> None:
     for unknown in (definition(CHAIN, axes=axes), definition(CHAIN, inputs=inputs)):
         with pytest.raises(Unsupported):
             registry.get("sampling").of_form(unknown).check(unknown)
+
+
+def test_joint_filters_apply_top_p_to_the_whole_row() -> None:
+    row = torch.tensor([5, 4, 3, 2, 1, 1]) / 16
+    assert after_filters(row, 3, 0.7).tokens.tolist() == [0, 1]
+    assert after_filters(row, 3, 0.7, joint=True).tokens.tolist() == [0, 1, 2]
+    in_turn = BY_FILTER["kp"]
+    joint = Definition.model_validate(in_turn.as_json() | {"description": "Draws after joint filters."})
+    for definition, other in ((joint, in_turn), (in_turn, joint)):
+        subjects = [solve(definition, case) for case in ops.cases(definition, "medium")]
+        for drawn_of, passes in ((definition, True), (other, False)):
+            draws = [drawn(drawn_of, one.inputs, one.trials) for one in subjects]
+            rulings = [one.ruling("samples", found) for one, found in zip(subjects, draws, strict=True)]
+            assert all(ruling.verdict == Verdict.PASS for ruling in rulings) == passes
+    assert lookup.adapter("sglang", joint) is None
+    assert lookup.adapter("sglang_native", joint) is not None
+    assert lookup.adapter("sglang_native", in_turn) is None

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from traceproof.dataset.constants import Rule
 from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Draft, Extraction, compared_with, draft
@@ -39,12 +41,12 @@ class Support:
     optional: torch.Tensor  # bool [n], may be left out: ties at the boundary, or a boundary within rounding of p
 
 
-def after_filters(row: torch.Tensor, k: int | None, p: float | None) -> Support:
+def after_filters(row: torch.Tensor, k: int | None, p: float | None, *, joint: bool = False) -> Support:
     """The support of one row of probabilities [vocabulary] after top-k and top-p; a filter that is None is absent.
 
-    Top-k comes first, and top-p is applied to what it leaves, renormalised: it keeps the shortest prefix in
-    descending order whose mass exceeds p, with the token that crosses p. A k outside [1, vocabulary) filters
-    nothing; p >= 1 filters nothing, p <= 0 leaves the most probable token.
+    Top-k comes first, and top-p is applied to what it leaves, renormalised, or if `joint` to the whole row: it
+    keeps the shortest prefix in descending order whose mass exceeds p, with the token that crosses p. A k outside
+    [1, vocabulary) filters nothing; p >= 1 filters nothing, p <= 0 leaves the most probable token.
 
     The order of equal values is open, and kernels that filter by a threshold keep all equal ones, so both ways are
     followed: every correct sampler keeps the first `fewest` tokens at least, and the first `most` at most. Whether
@@ -56,8 +58,8 @@ def after_filters(row: torch.Tensor, k: int | None, p: float | None) -> Support:
     if k is not None and 0 < k < min(len(values), len(row)):
         fewest, exactly, most = _kept(values, k, ties=False), k, _kept(values, k, ties=True)
     if p is not None and len(values):
-        fewest = min(fewest, _top_p(values[:exactly], p, cautious=True))
-        most = _top_p(values[:most], p, cautious=False)
+        left, ties = (values, values) if joint else (values[:exactly], values[:most])
+        fewest, most = min(fewest, _top_p(left, p, cautious=True)), min(most, _top_p(ties, p, cautious=False))
     probs = values[:most] / values[:most].sum()
     return Support(tokens[order][:most], probs, torch.arange(most, device=row.device) >= fewest)
 
@@ -265,6 +267,11 @@ def dense_rows(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, li
 # Filters of each row, or of the whole call.
 
 
+def are_joint(definition: Definition) -> bool:
+    """Whether top-p is applied to all of a row beside top-k, as SGLang has it, and not after top-k."""
+    return definition.constants.get("filter order") == "joint"
+
+
 def samples(wide: Wide) -> Tensors:
     """One valid draw of each row, and its exact distribution: all tokens, or what filters leave of them."""
     rows = torch.softmax(wide["logits"], -1) if "logits" in wide else wide.given("probs")
@@ -273,9 +280,9 @@ def samples(wide: Wide) -> Tensors:
     filters = (wide.value(name) for name in ("top_k", "top_p"))
     ks, ps = (one.tolist() if isinstance(one, torch.Tensor) else [one] * len(rows) for one in filters)
     per_row = zip(rows, ks, ps, strict=True)
-    return distribution(
-        [after_filters(row, None if k is None else int(k), p) for row, k, p in per_row], rows.device
-    )
+    joint = are_joint(wide.definition)
+    supports = [after_filters(row, None if k is None else int(k), p, joint=joint) for row, k, p in per_row]
+    return distribution(supports, rows.device)
 
 
 FURTHER_SECONDS, SHORT_SECONDS = 8.0, 0.25  # for further draws of the case "draws", and of each other case
@@ -350,7 +357,7 @@ def shape_of_rows(definition: Definition, case: Case) -> tuple[int, ...]:
 
 
 class Filtered(Sampler):
-    """Draws from probabilities with top_k, top_p or both per row; with both, top-p is applied after top-k."""
+    """Draws from probabilities with top_k, top_p or both per row."""
 
     def of_form(self, definition: Definition) -> Op:
         """The definition's op: SPECULATIVE with drafts, DISTRIBUTIONS if no filter is a tensor, else this one."""
@@ -800,6 +807,15 @@ SAMPLING = Filtered(
     Form("probs[n v] top_k[n]? top_p[n]? -> samples[n]", samples),
     other_forms=(STEPS, WINDOWS),
     family="sampling",
+    rules=(
+        Rule(
+            name="filter order",
+            label="order of filters",
+            read="nothing",
+            described=((r"\bjoint(?:ly)?\b", "joint"), (r"\btop-?k first\b", "top-k first")),
+            named=((r"_joint(?:_|$)", "joint"),),
+        ),
+    ),
     slow=True,
     coupled=True,
     independent_rows=False,
@@ -837,7 +853,8 @@ def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     [sample] = api.values()
     probs = inputs["probs"]
     filters = [inputs[name] for name in ("top_k", "top_p") if name in definition.inputs]
-    options = {"filter_apply_order": "top_k_first"} if len(filters) == 2 else {}
+    order = "joint" if are_joint(definition) else "top_k_first"
+    options = {"filter_apply_order": order} if len(filters) == 2 else {}
     generator = torch.Generator(device=probs.device).manual_seed(int(torch.randint(1 << 62, ())))
     samples = sample(probs, *filters, generator=generator, **options)
     return {"samples": samples.to(torch.int64)}
@@ -859,21 +876,22 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"samples": torch.multinomial(probs, num_samples=1).view(-1)}
 
 
+IN_TURN: Any = {"accepts": lambda definition: not are_joint(definition), "sm": SM80}
 for _filters, _serves in FORMS.items():
     SAMPLING.truth("flashinfer", f"sampling.{_filters}_sampling_from_probs", _filters, serves=_serves, sm=SM80)(
         _flashinfer
     )
-    SAMPLING.truth("sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves=_serves, sm=SM80)(
+    SAMPLING.truth("sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves=_serves, **IN_TURN)(
         _sglang
     )
 
-# SGLang's native sampler, with one filter only: with both it compares p with probabilities before top-k, where
-# definitions renormalise in between.
+# SGLang's native sampler, whose filters are joint.
 NATIVE = "sampler.top_k_top_p_min_p_sampling_from_probs_torch"
 
 
-@SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves="probs top_p -> samples")
-@SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves="probs top_k -> samples")
+@SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves=FORMS["top_p"])
+@SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves=FORMS["top_k"])
+@SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves=FORMS["top_k_top_p"], accepts=are_joint)
 def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """One draw of each row, without min-p (False), a seed and positions (None)."""
     probs = inputs["probs"]
