@@ -103,7 +103,7 @@ def u11():
 
 def u12():
     function, template = T["xqa"]
-    for tokens in (16, 128, 1024, 8192):
+    for tokens in (128, 1024, 8192):
         given = template.init(batch_size=1, max_pages_per_seq=tokens // 16, device="cuda")
         given["v_cache"] += 2
         if isinstance(said := told(lambda: function(**given)), str):
@@ -117,7 +117,7 @@ def u12():
         rounded = torch.einsum("hk,khd->hd", weights.bfloat16().double(), v)
         print(
             f"U12: {tokens} keys: off by up to {off.max():.2f} steps of bfloat16, {off.mean():.3f} in the mean "
-            f"(right: 0.50 and 0.250; with weights rounded to bfloat16 {((rounded - right) / step).abs().max():.2f} before)"
+            f"(right: 0.50 and 0.250; weights rounded to bfloat16 alone cost {((rounded - right) / step).abs().max():.2f})"
         )
 
 
