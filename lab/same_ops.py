@@ -98,7 +98,7 @@ def plan(op: Op, definition: Definition) -> list[Case]:
 
 def facts(op: Op, definition: Definition, cases: list[Case]) -> Digests:
     """What is said of a definition beside its numbers."""
-    size = {case.id: (op.memory(definition, case), op.oracle_memory(definition, case)) for case in cases}
+    size = {case.id: (op.memory(definition, case), op.reference_excess(definition)) for case in cases}
     draws = {case.id: (op.trials(definition, case), repr(op.further(definition, case))) for case in cases}
     scaled_down = scaled_down_of(definition, op)
     said = {

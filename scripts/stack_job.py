@@ -27,8 +27,7 @@ def cases(*, dataset: Path, stack: Path, selection: Json[dict[str, Any]], out: P
 
     `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew).
     """
-    with paused_collection(kept=True):
-        from traceproof.run.plan import PlanSelection, plan  # imports torch, after interrupts are caught
+    from traceproof.run.plan import PlanSelection, plan
 
     record = read_sealed(stack)
     gpu = record["device_type"] == "cuda"

@@ -189,15 +189,33 @@ def test_a_part_of_the_cases_replaces_itself_alone(tmp_path: Path) -> None:
     sizes = [row(case="medium-0", size="medium", seed=0)]
     failing = [row("fail", case="small-0", size="small", seed=0)]
     state = kept(tmp_path, [(FULL, [*cases, *sizes]), (CASE, failing)])
-    assert [(one["case"], one["verdict"]) for one in state.rows] == [
+    assert sorted((one["case"], one["verdict"]) for one in state.rows) == [
         ("medium-0", "pass"),
         ("small-0", "fail"),
         ("small-1", "pass"),
     ]
     smaller = kept(tmp_path, [(FULL, cases[:1])])
-    assert [one["case"] for one in smaller.rows] == ["medium-0", "small-0"]
+    assert sorted(one["case"] for one in smaller.rows) == ["medium-0", "small-0"]
     other_seed = kept(tmp_path, [(FULL, [row(case="small-0", size="small", seed=7)])])
-    assert [one["case"] for one in other_seed.rows] == ["medium-0", "small-0", "small-0"]
+    assert sorted(one["case"] for one in other_seed.rows) == ["medium-0", "small-0", "small-0"]
+
+
+def test_a_file_that_the_last_run_kept_is_left_and_one_that_another_run_covered_is_not(tmp_path: Path) -> None:
+    mine = {name: tmp_path / f"{name}.jsonl" for name in "ab"}
+    for name, path in mine.items():
+        path.write_text(json.dumps(row(definition=name, size="small")) + "\n")
+
+    def run(*paths: Path) -> dict[str, str]:
+        keep(tmp_path / "history", paths, STACKS, PINS)
+        return {one["definition"]: one["verdict"] for one in find(tmp_path / "history", "latest").rows}
+
+    assert run(*mine.values()) == {"a": "pass", "b": "pass"}
+    mine["b"].write_text(json.dumps(row("fail", definition="b", size="small")) + "\n")
+    assert run(*mine.values()) == {"a": "pass", "b": "fail"}
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps(row("fail", definition="a", size="small")) + "\n")
+    assert run(other) == {"a": "fail", "b": "fail"}
+    assert run(*mine.values()) == {"a": "pass", "b": "fail"}
 
 
 def test_a_namesake_of_another_dataset_is_another_definition(tmp_path: Path) -> None:

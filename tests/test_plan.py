@@ -6,6 +6,8 @@ import ast
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,10 @@ import pytest
 from definitions import GOOD, rmsnorm, write, write_workloads
 from pipeline import Rows, Run, summarise
 from pipeline import told as told_of
+from solution_judge import DATASET
 
 from traceproof import digests
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.tree import read_tree
 from traceproof.digests import code_digest, verdict_code
 from traceproof.errors import TraceproofError
@@ -198,7 +201,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (digests._files, digests._content):
+    for cached in (digests._files, digests._content, verdict_code):
         cached.cache_clear()
 
 
@@ -492,3 +495,24 @@ def test_one_case_of_a_scaled_down_one_can_be_repeated(tmp_path: Path) -> None:
 def test_a_definition_of_which_some_cases_fit_has_no_scaled_down(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(), limit=30 << 20)
     assert not any("scaled_down" in row for row in rows)
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+from traceproof.ops.cases import ALL_SIZES
+from traceproof.run.plan import PlanSelection, plan
+sys.modules["torch"] = None  # importing it is an ImportError
+selection = PlanSelection(definitions=sys.argv[3:], sizes=ALL_SIZES, workloads=True)
+plan(Path(sys.argv[1]), Path(sys.argv[2]), selection)
+"""
+
+
+def test_planning_a_published_definition_imports_no_torch(tmp_path: Path) -> None:
+    """It takes seconds, and a quarter of the memory that planning may take."""
+    tree = read_tree(DATASET)
+    names = [name for name, entry in tree.definitions.items() if entry.definition.dialect is Dialect.PUBLISHED]
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(DATASET), str(tmp_path), *names], check=True)
+    planned = {name for one in plans(tmp_path).values() for name in one.whole}
+    assert planned == {*names}
+    assert len(names) > 50

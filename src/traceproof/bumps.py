@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from traceproof import programs
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import Pin, lock_digest
 from traceproof.checkouts.sources import changed_between
-from traceproof.digests import digest_bytes, digest_json, verdict_code
+from traceproof.dataset.tree import paused_collection
+from traceproof.digests import digest_bytes, digest_file, digest_json, verdict_code
 from traceproof.environments.building import of_package, probe, source_paths
 from traceproof.errors import TraceproofError
 from traceproof.files import sealed, write_text
@@ -259,23 +260,26 @@ def keep(
     """
     pinned = {name: pin.model_dump(mode="json", exclude_none=True) for name, pin in pins.items()}
     environments = {str(stack["stack"]): str(stack["digest"]) for stack in stacks}
-    new = [_cut(row, scope) for path in sorted(verdicts) for row in each_row(path)]
+    files = {str(path): digest_json([digest_file(path), *astuple(scope)]) for path in sorted(verdicts)}
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):  # runs of other selections write the same file
+    with FileLock(folder / ".lock"), paused_collection():  # runs of other selections write the same file
         before = _same(folder, pinned, environments)
+        # Files that the last run in this state kept are left as they are. `report` has checked all of them.
+        changed = [Path(name) for name, state in files.items() if before.get("files", {}).get(name) != state]
+        new = [_cut(json.loads(line), scope) for path in changed for line in path.read_bytes().splitlines()]
         digest = before.get("digest") or digest_json([lock_digest(pins), sorted(map(list, environments.items()))])
-        rows = [*new, *_untouched(before.get("rows", []), new, scope)]
-        rows.sort(key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")])
+        rows = [*_untouched(before.get("rows", []), new, scope), *new]
         value = {
             "digest": digest,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "files": files,
             "pins": pinned,
             "environments": before.get("environments", {}) | environments,
             "stacks": before.get("stacks", {}) | {stack["stack"]: stack["versions"] for stack in stacks},
         }
         head = json.dumps(value, ensure_ascii=False, allow_nan=False).removesuffix("}")
-        lines = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
-        write_text(folder / f"{digest}.json", f'{head}, "rows": [\n{lines}\n]}}\n')
+        listed = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+        write_text(folder / f"{digest}.json", f'{head}, "rows": [\n{listed}\n]}}\n')
     return digest
 
 
@@ -296,14 +300,13 @@ def _same(folder: Path, pins: Mapping[str, Any], environments: Mapping[str, str]
     return {}
 
 
-def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:
-    columns = row.as_json()
-    kept = {key: columns[key] for key in KEPT if columns.get(key) is not None}
-    digest = row.digests.definition
+def _cut(row: Row, scope: Scope) -> dict[str, Any]:
+    kept = {key: row[key] for key in KEPT if row.get(key) is not None}
+    digest = row.get("digests", {}).get("definition")
     return kept | {"dataset": scope.dataset, "whole": scope.whole} | ({"digest": digest} if digest else {})
 
 
-def _untouched(old: Iterable[Row], new: Sequence[Row], scope: Scope) -> list[dict[str, Any]]:
+def _untouched(old: Iterable[Row], new: Sequence[Row], scope: Scope) -> list[Row]:
     """The old rows that a run does not replace."""
 
     def unit(row: Row) -> tuple[Any, ...]:
@@ -313,7 +316,7 @@ def _untouched(old: Iterable[Row], new: Sequence[Row], scope: Scope) -> list[dic
 
     covered = set(map(unit, new))
     texts = {(row.get("dataset"), row["definition"]): row.get("digest") for row in new if row.get("digest")}
-    kept = [dict(row) for row in old if unit(row) not in covered]
+    kept = [row for row in old if unit(row) not in covered]
     return [row for row in kept if texts.get((row.get("dataset"), row["definition"])) in {None, row.get("digest")}]
 
 
@@ -515,7 +518,7 @@ def _by_key(rows: Iterable[Row], series: Callable[[Row], str]) -> dict[Key, Row]
         # Of several rows about a whole case (conduct), the worst one counts.
         if key not in by_key or row["verdict"] in BAD:
             by_key[key] = row
-    return by_key
+    return dict(sorted(by_key.items()))
 
 
 def _before(old: Mapping[Key, Row], key: Key) -> Row | None:

@@ -63,6 +63,7 @@ def code_digest(*parts: str) -> str:
     return digest_json([_content(path) for part in parts for path in _files(SOURCE / part)])
 
 
+@cache
 def verdict_code(family: Path | None) -> str:
     """Digest of the code that an op_type's rows depend on: the engine, code that ops share, and `family`.
 

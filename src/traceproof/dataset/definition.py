@@ -6,6 +6,7 @@ only they may say is refused in published ones.
 """
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -186,6 +187,10 @@ class Definition(BaseModel):
             return None
         const = self.const_axes
         return tuple(const[name] if name in const else axes[name] for name in spec.shape)
+
+    def output_elements(self, axes: Mapping[str, int]) -> int:
+        """Number of elements of all outputs, given sizes of var axes."""
+        return sum(math.prod(self.shape_of(spec, axes) or ()) for spec in self.outputs.values())
 
     @property
     def dumped_from(self) -> str:

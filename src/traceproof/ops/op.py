@@ -16,7 +16,7 @@ from traceproof.ops import far
 from traceproof.ops.adapter import Adapter, Api, Call, Conditions, Outputs, nothing, signature
 from traceproof.ops.base import Given, Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
-from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet
+from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet, Samples
 from traceproof.ops.far import Far
 from traceproof.ops.formula import NOTHING, DrawInput, Form, Mutant, Size, Variant, Wanted, Wide, to_dtype
 
@@ -304,6 +304,12 @@ class Op:
         """The first axis of all outputs, if it is var and its rows are independent; else None."""
         first = {(spec.shape or ("",))[0] for spec in definition.outputs.values()}
         return self._rows(definition) if self.independent_rows and len(first) == 1 else None
+
+    def in_chunks(self, definition: Definition) -> bool:
+        """Whether large cases are judged in chunks of rows: these are independent, and judged by their numbers."""
+        first = {(spec.shape or ("",))[0] for spec in self.judged(definition).values()}
+        numeric = not any(isinstance(kind, Samples | IndexSet) for kind in self.comparisons(definition).values())
+        return first == {self.row_axis(definition)} and numeric
 
     def settled(self, definition: Definition, case: Case) -> Case:
         """The case with the sizes of axes that are functions of other axes (`sizes`)."""
@@ -649,9 +655,10 @@ class Op:
             for spec in (*definition.inputs.values(), *definition.outputs.values())
         )
 
-    def oracle_memory(self, definition: Definition, case: Case) -> int:
-        """Estimated peak in bytes of running only the oracle; overridden where a reference needs far more."""
-        return self.memory(definition, case)
+    def reference_excess(self, definition: Definition) -> int:
+        """Estimated bytes by which the reference's peak exceeds the oracle's. The default: none."""
+        del definition
+        return 0
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """Sizes of const axes in a smaller definition that means the same (`ops.scaled_down`); empty: none.

@@ -170,6 +170,11 @@ class Pipeline:
         return json.dumps(value, separators=(",", ":"))
 
     @cached_property
+    def repeat(self) -> str:
+        """Command-line options of commands that repeat a case: what differs from config.yaml."""
+        return repeat_options(self.config, self.root)
+
+    @cached_property
     def hidden_seed(self) -> int:
         """The number that hidden cases are derived from: configured, or kept in the results folder."""
         given = self.config.hidden_seed
@@ -206,7 +211,7 @@ class Pipeline:
         given = [f"--environments={self.environments(op_type)}", f"--code={code}"]
         given += [f"--cache={self.cache}", f"--caches={self.caches}", f"--limits={self.limits()}"]
         given += [f"--build-seconds={self.config.limits.build_s}"]
-        given += [f"--tolerance={self.tolerance}", f"--repeat={repeat_options(self.config, self.root)}", self.weak]
+        given += [f"--tolerance={self.tolerance}", f"--repeat={self.repeat}", self.weak]
         return [*given, "--implementations", *self.implementations(op_type)]
 
     def stack_options(self, wildcards: Wildcards) -> list[str]:

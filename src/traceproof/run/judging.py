@@ -25,7 +25,6 @@ from traceproof.judge.output import (
     with_expected_where_open,
 )
 from traceproof.ops.base import Tensors, Values
-from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.ops.op import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
@@ -296,7 +295,7 @@ class LargeCase:
         axis = self.case.op.row_axis(definition)
         assert axis is not None
         total = case.axes[axis]
-        step = max(1, CHUNK_ELEMENTS[device] * total // output_elements(definition, case))
+        step = max(1, CHUNK_ELEMENTS[device] * total // definition.output_elements(case.axes))
         chunks = [(start, min(step, total - start)) for start in range(0, total, step)]
         for start, length in chunks:
             entries = self._oracle(inputs, axis, start, length)
@@ -328,19 +327,3 @@ class _Measured(NamedTuple):
     output: str
     value: torch.Tensor
     numerics: Numerics
-
-
-def output_elements(definition: Definition, case: Case) -> int:
-    """Number of elements of all outputs of a case."""
-    return sum(math.prod(definition.shape_of(spec, case.axes) or ()) for spec in definition.outputs.values())
-
-
-def is_large(definition: Definition, op: Op, case: Case) -> bool:
-    """Whether a case, which has an oracle, is judged in chunks: it is large and its rows are independent."""
-    axis = op.row_axis(definition)
-    if axis is None or not output_elements(definition, case) or op.memory(definition, case) < LARGE_BYTES:
-        return False
-    first = all((spec.shape or ())[:1] == (axis,) for spec in op.judged(definition).values())
-    kinds = op.comparisons(definition)
-    numeric = all(name in kinds and not isinstance(kinds[name], Samples | IndexSet) for name in definition.outputs)
-    return first and numeric

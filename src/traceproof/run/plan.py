@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.tree import (
     Broken,
     DatasetEntry,
@@ -21,19 +21,18 @@ from traceproof.dataset.tree import (
     read_tree,
     why,
 )
-from traceproof.digests import digest_bytes, digest_file, digest_json, verdict_code
+from traceproof.digests import SOURCE, digest_bytes, digest_file, digest_json, verdict_code
 from traceproof.environments import jit
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
 from traceproof.ops import far, registry
-from traceproof.ops.cases import EDGE, WORKLOADS, Case
+from traceproof.ops.cases import EDGE, LARGE_BYTES, WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.ops.scaled_down import PREFIX, scaled_down_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip, Unavailable
 from traceproof.run import schema
 from traceproof.run.hidden import hidden_cases
-from traceproof.run.judging import is_large
 from traceproof.text import printable
 
 
@@ -121,6 +120,8 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
     with paused_collection():
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
         groups = selected(tree, selection)
+        if any(_asks_torch(tree.definitions[name].definition) for names in groups.values() for name in names):
+            import torch  # noqa: F401 - takes seconds, and more memory than planning a definition may
         # A selection of cases is planned each time, since planning also checks it.
         common = [code, selection.model_dump(), str(tree.root)] if code and not selection.cases else []
         plans = []
@@ -138,6 +139,12 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         index = schema.Index(dataset=str(tree.root), op_types=listed)
         write_text(out / schema.INDEX, index.as_text())
         return index
+
+
+def _asks_torch(definition: Definition) -> bool:
+    """Whether planning may use PyTorch: to see which dtypes it has, and as ops of other packages please."""
+    file = registry.file_of(definition.op_type)
+    return definition.dialect is not Dialect.PUBLISHED or (file is not None and SOURCE not in file.parents)
 
 
 def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
@@ -227,7 +234,7 @@ def _definition_plan(
         broken.append(Broken(entry.path, message, "check its sizes, names and constraints"))
         return {}
     chosen = _wanted(cases, selection.cases)
-    chosen = [case.model_copy(update={"blobs": _blobs_of(tree.root, case)}) for case in chosen]
+    chosen = [_with_blobs(tree.root, case) for case in chosen]
     full_size = schema.PlannedDefinition.alone(definition, chosen, unknown, selection.hidden_seed)
     plans = {definition.name: full_size.model_copy(update={"path": path})}
     return plans if smaller is None else {**plans, definition.name + schema.SCALED_DOWN: smaller}
@@ -294,7 +301,9 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
         note = Unavailable(Skip.NO_INPUTS, no_inputs)
         return [schema.PlannedCase(case=case, digest=case.digest, skip=note, **no_fields)]
 
-    def planned_case(case: Case, skip: Unavailable | None = None) -> schema.PlannedCase:
+    excess, in_chunks = op.reference_excess(definition), not unknown and op.in_chunks(definition)
+
+    def planned_case(case: Case, skip: Unavailable | None = None, hidden: str = "") -> schema.PlannedCase:
         """One case as the plan has it; `skip`: why it is not run, if not for its size."""
         needed, trials = op.memory(definition, case), op.trials(definition, case)
         # kernels get large tensors in place of the small case's
@@ -309,11 +318,12 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
             memory=needed,
             trials=trials,
             skip=skip,
-            large=not unknown and is_large(definition, op, case),
+            large=needed >= LARGE_BYTES and in_chunks and definition.output_elements(case.axes) > 0,
             nonce=selection.hidden_seed if trials else 0,
             kernel_bytes=extra,
-            oracle_bytes=op.oracle_memory(definition, case),
+            oracle_bytes=needed - excess,
             further=op.further(definition, case),
+            hidden=hidden,
         )
 
     drawn = [*op.planned(definition, sizes=selection.sizes, seed=selection.seed)]
@@ -331,9 +341,9 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     base = next((entry.case for entry in planned if entry.repeat), None)
     if base is not None:
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
-        hidden = (planned_case(case) for case in hidden_cases(definition, op, base, selection.hidden_seed))
-        # hidden sizes that do not fit are left out
-        planned += [entry.model_copy(update={"hidden": options}) for entry in hidden if entry.skip is None]
+        cases = hidden_cases(definition, op, base, selection.hidden_seed)
+        hidden = (planned_case(case, hidden=options) for case in cases)
+        planned += [entry for entry in hidden if entry.skip is None]  # hidden sizes that do not fit are left out
     selection.met.update(entry.id for entry in planned)
     return planned
 
@@ -354,7 +364,8 @@ def _mark_repeat(planned: Sequence[schema.PlannedCase]) -> list[schema.PlannedCa
     """The cases, with the cheapest ordinary one marked: it is run twice, for determinism and cached answers."""
     ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
     chosen = min(ordinary, key=lambda entry: (entry.memory, entry.id), default=None)
-    return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
+    marked = ((entry, entry is chosen) for entry in planned)
+    return [one if one.repeat is mark else one.model_copy(update={"repeat": mark}) for one, mark in marked]
 
 
 def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
@@ -373,9 +384,10 @@ def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken
     return fitting
 
 
-def _blobs_of(root: Path, planned: schema.PlannedCase) -> dict[str, str]:
-    """Digest of each file that a workload line's inputs are loaded from, by path."""
-    case = planned.case
-    inputs = case.params["inputs"].values() if case.size == WORKLOADS and planned.skip is None else ()
-    paths = sorted({value["path"] for value in inputs if value["type"] == "safetensors"})
-    return {path: digest_file(root / path) for path in paths}
+def _with_blobs(root: Path, planned: schema.PlannedCase) -> schema.PlannedCase:
+    """The case with the digest of each file that a workload line's inputs are loaded from."""
+    if planned.case.size != WORKLOADS or planned.skip is not None:
+        return planned
+    values = planned.case.params["inputs"].values()
+    paths = sorted({value["path"] for value in values if value["type"] == "safetensors"})
+    return planned.model_copy(update={"blobs": {path: digest_file(root / path) for path in paths}})

@@ -969,18 +969,18 @@ class Experts(Op):
         return {next(iter(definition.outputs)): replace(kind, exact=exact)}
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """Peak bytes of the larger of the reference, which widens all weights, and the oracle."""
-        mixture = mixture_of(definition)
-        widened = mixture.weight_count * REFERENCE_BYTES.get(mixture.scaling, 12)
-        return self.oracle_memory(definition, case) + max(0, widened - ORACLE_BYTES)
-
-    def oracle_memory(self, definition: Definition, case: Case) -> int:
-        """Peak bytes of the oracle, which widens a few slices of weights at a time, and of the interpreter."""
+        """Peak bytes: the oracle widens a few slices of weights at a time, the reference all of them."""
         mixture, tokens = mixture_of(definition), case.axes[self._rows(definition) or ""]
         weights = mixture.weight_count * STORED_BYTES.get(mixture.scaling, 1)
         # a token in float64: hidden and output, and for every chosen expert gemm1's and gemm2's rows
         row = 4 * mixture.hidden + mixture.routing.top_k * (4 * mixture.intermediate + mixture.hidden)
-        return PROCESS_BYTES + weights + ORACLE_BYTES + tokens * row * 8
+        oracle = PROCESS_BYTES + weights + ORACLE_BYTES + tokens * row * 8
+        return oracle + self.reference_excess(definition)
+
+    def reference_excess(self, definition: Definition) -> int:
+        """Bytes of all weights, which the reference widens, beyond the slices that the oracle does."""
+        mixture = mixture_of(definition)
+        return max(0, mixture.weight_count * REFERENCE_BYTES.get(mixture.scaling, 12) - ORACLE_BYTES)
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """Axis sizes of a scaled-down definition: matrices of a few blocks, few experts per group.

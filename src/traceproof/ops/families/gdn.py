@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from traceproof.dataset.definition import DType
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
@@ -206,7 +207,7 @@ class GatedDeltaRule(delta.Sequences):
     def mutated(self, definition: Definition) -> frozenset[str]:
         """The buffer of the states after each token, which mtp writes to if the definition has it."""
         buffer = definition.inputs.get(BUFFER)
-        return frozenset([BUFFER] if buffer is not None and buffer.dtype in TORCH_DTYPES else [])
+        return frozenset([BUFFER] if buffer is not None and buffer.dtype is not DType.UNKNOWN else [])
 
 
 BATCHED = "q[n s g k] k[n s j k] v[n s h v] A_log[h] a[n s h] dt_bias[h] b[n s h] scale"
