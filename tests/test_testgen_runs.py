@@ -203,7 +203,7 @@ def test_the_command_that_is_printed_works_as_it_stands(
     torch = config.stacks["torch"].model_copy(update={"python": Path(sys.executable)})
     stacks = config.stacks.model_copy(update={"torch": torch})
     monkeypatch.setattr(run, "configured", lambda **_: (root, config.model_copy(update={"stacks": stacks})))
-    given = ["--all", "--definitions-dir", str(dataset), "--output-dir", str(tmp_path / "a b")]
+    given = ["--definitions-dir", str(dataset), "--output-dir", str(tmp_path / "a b")]  # all that are there
     with pytest.raises(SystemExit):
         main(["add-reference-tests", *given])
     told = capsys.readouterr().out

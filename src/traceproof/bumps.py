@@ -355,7 +355,7 @@ def find(folder: Path, name: str) -> Kept:
         todo = "Bump a source or an environment and verify again: a state is one set of pins and environments."
         raise TraceproofError(what, todo=todo)
     problems = [path.stem for path in matching or files][:10]
-    todo = "Give the start of one digest, latest, previous, or a file. `traceproof verify` keeps one a state."
+    todo = "Give the start of one digest, latest, previous, or a file. `traceproof verify` keeps one per state."
     raise TraceproofError(f"{len(matching) or 'no'} kept states are called {name!r}", problems=problems, todo=todo)
 
 

@@ -29,7 +29,8 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     op_type: options.OpTypes = None,
     everything: options.Everything = False,
     definitions_dir: Annotated[
-        Path | None, typer.Option(help="A dataset's definitions/; the configured dataset's if left out.")
+        Path | None,
+        typer.Option(help="A dataset's definitions/: all, if none are named; else the configured one's."),
     ] = None,
     output_dir: options.OutputDir = None,
     repos_config: Annotated[
@@ -61,7 +62,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         out=out,
         op_types=tuple(op_type or ()),
         definitions=tuple(definition_name or ()),
-        everything=everything,
+        everything=everything or (definitions_dir is not None and not (op_type or definition_name)),
         sizes=tuple(size for size in SIZES if size in test_sizes) if test_sizes else None,
         tolerance=tolerance,
         checkouts={name: _checkout(paths[name], name) for name in PACKAGES if name in paths},

@@ -55,7 +55,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     ] = "full",
     sglang_path: options.Sglang = None,
     dataset: Held = None,
-    output_dir: options.OutputDir = OUTPUT,
+    output_dir: options.DefinitionsOut = OUTPUT,
     report_dir: options.ReportDir = REPORTS,
     extract_python: options.SglangPython = None,
     torch_python: options.TorchPython = None,

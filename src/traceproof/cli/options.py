@@ -56,6 +56,9 @@ Out = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", callback=_folder, help="Where it goes; a folder of the results if left out."),
 ]
+DefinitionsOut = Annotated[
+    Path | None, typer.Option("--output-dir", callback=_folder, help="The dataset's folder to write to.")
+]
 OutputDir = Annotated[
     Path | None, typer.Option(callback=_folder, help="The dataset's folder, or its tests/references, to write to.")
 ]

@@ -249,6 +249,6 @@ def clean(
                 cache.remove(unneeded)
     total = sum(unneeded.values())
     verb = "would be removed" if dry_run else "removed"
-    text = f"{len(unneeded)} objects, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
+    text = f"{len(unneeded)} rows, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
     value = {"exit_code": run.FINE, "objects": len(unneeded), "bytes": total, "dry_run": dry_run}
     run.end(json_file, value, text)
