@@ -492,3 +492,20 @@ def by_pytorch(definition: Definition, values: Values) -> Mapping[str, torch.Ten
     api = resolve(STACKS["torch"], adapter.apis)
     assert isinstance(api, Mapping)
     return adapter.call(api, definition, values)
+
+
+@pytest.mark.parametrize("form", ["decode", "prefill"])
+@pytest.mark.parametrize("states", ["name", "reference", ""])
+def test_a_gated_delta_rule_states_whether_it_normalises_queries_and_keys(form: str, states: str) -> None:
+    entry = ops.load("gdn", f"gdn_{form}_qk2_v4_d32_k_last").as_json()
+    entry["name"] += "_l2norm" * (states == "name")
+    line = "    q, k = (x.float() / (x.float().square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))\n"
+    head, _, body = entry["reference"].rpartition("scale):\n")  # the last function is `run`
+    entry["reference"] = f"{'USE_QK_L2NORM = True' * (states == 'reference')}\n{head}scale):\n{line}{body}"
+    definition = Definition.model_validate(entry)
+    verdicts = set()
+    for case in ops.cases(definition, "small"):
+        values = ops.inputs_of(definition, case)
+        rulings = ops.judged(definition, case, ops.reference(definition, values), ops.truth(definition, values))
+        verdicts |= {ruling.verdict for ruling in rulings.values()}
+    assert verdicts == ({Verdict.PASS} if states else {Verdict.PASS, Verdict.FAIL})

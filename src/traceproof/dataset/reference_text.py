@@ -29,7 +29,7 @@ PAIRS = re.compile(
 
 @cache
 def assigned(reference: str) -> Mapping[str, int | float]:
-    """Numbers assigned to a plain name anywhere (`EPS = 1e-6`), by the name in lower case.
+    """Numbers assigned to a plain name anywhere (`EPS = 1e-6`), by the name in lower case; True is 1.
 
     A name that is assigned two different numbers, or anything else, is left out: a loop's counter, for example.
     """
@@ -40,11 +40,11 @@ def assigned(reference: str) -> Mapping[str, int | float]:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         number = _literal(node.value)
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if not isinstance(number, int | float):
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Name):
-                by_name.setdefault(target.id, set()).add(number)
+                by_name.setdefault(target.id, set()).add(+number)
                 bound[target.id] -= 1
     by_lower: dict[str, set[int | float]] = {}
     for name, values in by_name.items():

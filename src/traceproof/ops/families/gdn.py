@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from traceproof.dataset.constants import Rule
 from traceproof.dataset.definition import DType
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
@@ -23,7 +24,7 @@ from traceproof.ops.families import delta
 from traceproof.ops.families.delta import BUFFER, WINDOWS, is_mtp, is_prefill
 from traceproof.ops.far import Far
 from traceproof.ops.formats import to_bf16
-from traceproof.ops.formula import Form, Mutant, altered, has_not, is_on
+from traceproof.ops.formula import Form, Mutant, altered, has_not, is_on, same
 from traceproof.ops.gates import FAST_STATE, OF_RULES, STATES, state_names
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.op import SIZES
@@ -56,6 +57,11 @@ GRID = 65_600 * CHUNK  # tokens of more chunks than a grid's second dimension ma
 LONG = 16384  # tokens of `stress` cases: errors add up over them, and states must not diverge
 RANGES = {"A_log": (-2.77, 2.77), "dt_bias": (-6.0, 1.0)}  # as models have them
 DECAY = 90.0  # exp(-90) is nothing in float32; sums of logarithms with it still resolve others' decays
+
+
+def normalises(definition: Definition) -> bool:
+    """Whether queries and keys get the length 1 in the call: by a flag, or always, as the definition states."""
+    return "use_qk_l2norm" in definition.inputs or bool(definition.constants.get("use_qk_l2norm"))
 
 
 class GatedDeltaRule(delta.Sequences):
@@ -172,7 +178,7 @@ class GatedDeltaRule(delta.Sequences):
             drawn["a"][forgetful] = DECAY * torch.exp2(-power) - drawn["dt_bias"]
         values: Values = {source: None, BUFFER: None, "scale": float(params.get("scale", shapes["k"][-1] ** -0.5))}
         values |= {name: bool(params.get(name, usual)) for name, usual in FLAGS.items()}
-        if "use_qk_l2norm" in definition.inputs and values["use_qk_l2norm"]:
+        if normalises(definition) and values["use_qk_l2norm"]:
             drawn["k"] *= 2.0  # so that missing normalisation shows
         if is_prefill(definition.inputs):
             drawn["cu_seqlens"] = torch.tensor(starts(lengths), device=draw.device)
@@ -247,6 +253,14 @@ GDN = GatedDeltaRule(
     MTP,
     PREFILL,
     family="gdn",
+    rules=(
+        Rule(
+            name="use_qk_l2norm",
+            label="normalised queries and keys",
+            assigned=("use_qk_l2norm",),
+            named=((r"_l2norm(?:_|$)", 1),),
+        ),
+    ),
     other_forms=(GDN_STEPS,),
     slow=True,
     compiles_late=("flashinfer", "fla", "sglang"),
@@ -260,7 +274,7 @@ GDN = GatedDeltaRule(
     # No decay, rates of 1, one-hot keys and small whole numbers: chunks in bfloat16 are exact as well.
     lossless=lambda definition: (
         {}
-        if "use_qk_l2norm" in definition.inputs
+        if normalises(definition)
         else {
             "q": whole(3),
             "k": one_hot,
@@ -281,9 +295,7 @@ GDN = GatedDeltaRule(
         # mutants of kernels that compute token by token, and multiply in float32
         Mutant("poor gates", applies=has_not("cu_seqlens"), faded=lambda decay: decay * (1 + 1e-4)),
         Mutant("state in bfloat16", applies=has_not("cu_seqlens"), carried=to_bf16),
-        altered(
-            "vectors not of length 1", "use_qk_l2norm", change=lambda _: False, applies=is_on("use_qk_l2norm")
-        ),
+        Mutant("vectors not of length 1", applies=is_on("use_qk_l2norm"), normal=same),
         altered("no decay", "A_log", change=lambda a: torch.full_like(a, -60.0)),
         altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
         altered("dt_bias dropped", "dt_bias", change=lambda bias: bias * 0),
@@ -301,7 +313,7 @@ GDN = GatedDeltaRule(
     ),
 )
 
-# No package's function is called for forms that normalise vectors or keep windows.
+# No package's function is called for forms with a flag to normalise vectors, or that keep windows.
 OF_POOL = f"q k v A_log a dt_bias b scale initial_state initial_state_indices [{BUFFER}] -> output final_state"
 
 
@@ -337,21 +349,23 @@ def state_of(inputs: Given) -> torch.Tensor:
     return torch.zeros((rows, v.shape[-2], v.shape[-1], k.shape[-1]), dtype=torch.float32, device=v.device)
 
 
-def arguments(inputs: Given) -> dict[str, Any]:
+def arguments(definition: Definition, inputs: Given) -> dict[str, Any]:
     """Keyword arguments of FLA's functions and SGLang's copies; prefill's tokens become one row [1, t, ..]."""
     tensors = {name: inputs[name] for name in ("q", "k", "v")}
     tensors |= {"g": log_decay(inputs), "beta": torch.sigmoid(inputs["b"].float())}
     if is_prefill(inputs):
         tensors = {name: value[None] for name, value in tensors.items()}
-    return {**tensors, "scale": scale_of(inputs), "use_qk_l2norm_in_kernel": False}
+    return {**tensors, "scale": scale_of(inputs), "use_qk_l2norm_in_kernel": normalises(definition)}
 
 
-def by_token(api: Api, inputs: Given, *, flipped: bool) -> Outputs:
+def by_token(api: Api, definition: Definition, inputs: Given, *, flipped: bool) -> Outputs:
     """Decode or mtp by the recurrent kernel of FLA or SGLang's copy; `flipped`: its states are [.., K, V]."""
     pool = inputs["initial_state"].clone() if is_mtp(inputs) else state_of(inputs)
     slots = inputs["initial_state_indices"].long() if is_mtp(inputs) else slice(None)
     states = pool[slots].transpose(-1, -2).contiguous() if flipped else pool[slots]
-    output, after = api["recurrent"](**arguments(inputs), initial_state=states, output_final_state=True)
+    output, after = api["recurrent"](
+        **arguments(definition, inputs), initial_state=states, output_final_state=True
+    )
     after = after.transpose(-1, -2).contiguous() if flipped else after
     if not is_mtp(inputs):
         return {"output": output, "new_state": after}
@@ -376,10 +390,10 @@ CUTE: Any = {**FLASHINFER, "packages": ("cutlass",)}
     "flashinfer", "gdn_decode.gated_delta_rule_decode_pretranspose", "gdn_decode", serves=DECODE.names, **CUTE
 )
 @GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_mtp", "gdn_mtp", serves=OF_POOL, **CUTE)
-def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """The call updates state or pool in place; its default of normalising q and k is not the definition's."""
+def _flashinfer_by_token(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """The call updates state or pool in place."""
     given = {name: inputs[name] for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")}
-    given |= {"scale": scale_of(inputs), "use_qk_l2norm": False}
+    given |= {"scale": scale_of(inputs), "use_qk_l2norm": normalises(definition)}
     if "initial_state" not in inputs:
         output, after = api["gdn_decode"](**given, state=state_of(inputs))
         return {"output": output, "new_state": after}
@@ -400,7 +414,7 @@ def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
     modules=lambda _, capability: (PREFILL_SM90,) if capability == (9, 0) else (),
     **FLASHINFER,
 )
-def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
+def _flashinfer_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """FlashInfer's prefill takes the decay itself, where other functions take its logarithm.
 
     A sequence without tokens keeps its state and is left out: on Hopper the warps that compute its first tile wait
@@ -413,6 +427,8 @@ def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     carried = states[rows]
     gates = {"g": torch.exp(log_decay(inputs)), "beta": torch.sigmoid(inputs["b"].float())}
     kept = {"initial_state": carried, "output_state": torch.empty_like(carried), "output_final_state": True}
+    if normalises(definition):
+        kept["use_qk_l2norm_in_kernel"] = True
     vectors = (inputs[name] for name in ("q", "k", "v"))
     output, states[rows] = api["gdn_prefill"](*vectors, **gates, **kept, scale=scale_of(inputs), cu_seqlens=bounds)
     return {"output": output, "new_state": states}
@@ -422,29 +438,34 @@ def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 @GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, sm=SM80)
-def _sglang_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
-    return by_token(api, inputs, flipped=False)
+def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    return by_token(api, definition, inputs, flipped=False)
 
 
 @GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=OF_POOL, sm=SM80)
-def _sglang_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
+def _sglang_mtp(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """The call updates the named slots of the pool in place, so it gets a copy."""
     pool = inputs["initial_state"].clone()
     output = api["recurrent_on_pool"](
-        **arguments(inputs), initial_state_source=pool, initial_state_indices=inputs["initial_state_indices"]
+        **arguments(definition, inputs),
+        initial_state_source=pool,
+        initial_state_indices=inputs["initial_state_indices"],
     )
     return {"output": output, "final_state": pool}
 
 
 @GDN.truth("sglang", "fla.chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
-def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
+def _sglang_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """The call updates states in place, those that indices name; a sequence without tokens keeps its state."""
     states = state_of(inputs)
     rows, bounds = with_tokens(inputs)
     if not len(inputs["q"]):
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
     returned = api["chunk"](
-        **arguments(inputs), initial_state=states, initial_state_indices=rows.to(torch.int32), cu_seqlens=bounds
+        **arguments(definition, inputs),
+        initial_state=states,
+        initial_state_indices=rows.to(torch.int32),
+        cu_seqlens=bounds,
     )
     return {"output": returned[0][0], "new_state": states}
 
@@ -455,18 +476,18 @@ def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 @GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=OF_POOL, sm=SM80)
 @GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, sm=SM80)
-def _fla_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
-    return by_token(api, inputs, flipped=True)
+def _fla_by_token(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    return by_token(api, definition, inputs, flipped=True)
 
 
 @GDN.truth("fla", "chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
-def _fla_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
+def _fla_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """All sequences are packed in one row of tokens; an empty one keeps its state."""
     states = state_of(inputs)
     if not len(inputs["q"]):
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
     output, after = api["chunk"](
-        **arguments(inputs),
+        **arguments(definition, inputs),
         initial_state=states.transpose(-1, -2).contiguous(),
         output_final_state=True,
         cu_seqlens=inputs["cu_seqlens"],
