@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -45,6 +46,9 @@ def norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -
     x = hidden_states.float()
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return (y * weight.float()).to(hidden_states.dtype)
+
+
+X, W = torch.linspace(-2, 3, 4 * 64).view(4, 64).bfloat16(), torch.ones(64, dtype=torch.bfloat16)
 
 
 def wrong(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -224,6 +228,14 @@ def test_outputs_that_somebody_else_computed_need_no_axes() -> None:
         traceproof.assert_right("rmsnorm", [x, w], norm(x, w).float())
 
 
+def test_tensors_that_require_gradients_and_a_tensor_alone_are_judged_as_any_other() -> None:
+    x, weight = X.clone().requires_grad_(), W.clone().requires_grad_()
+    traceproof.assert_right("rmsnorm", [x, weight], norm(x, weight))
+    with pytest.raises(AssertionError, match="numerics"):
+        traceproof.assert_right("rmsnorm", [x, weight], 1.1 * norm(x, weight))
+    traceproof.assert_right("softcap", X, 30 * torch.tanh(X / 30))
+
+
 def test_sizes_and_constants_may_be_numbers_of_numpy() -> None:
     plain = traceproof.definition("rmsnorm", hidden_size=64, eps=0.5)
     axes: dict[str, Any] = {"hidden_size": np.int64(64), "eps": np.float32(0.5)}
@@ -237,6 +249,22 @@ def test_sizes_and_constants_may_be_numbers_of_numpy() -> None:
         (lambda: traceproof.definition("rmsnorm", hidden=3), "hidden is none of them"),
         (lambda: traceproof.definition("rmsnorm", hidden_size=-3), "hidden_size is -3"),
         (lambda: traceproof.definition("rmsnorm", hidden_size=64.0), "sizes that are whole numbers"),
+        (lambda: traceproof.definition("rmsnorm", hidden_size=1 << 41), "can not have these sizes"),
+        (lambda: traceproof.definition("rmsnorm", hidden_size=8, eps=math.nan), "eps is nan"),
+        (lambda: traceproof.definition("nowhere.py"), "nowhere.py is no problem"),
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, tolerance=-1.0), "the tolerance is -1.0"),
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, seed=1 << 70), "the seed is"),
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, cases="small-9"), "case 'small-9' is in none"),
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, gradients="gate"), "not gate"),
+        (lambda: next(traceproof.cases("rmsnorm", hidden_size=8, device="gpu")), "cpu or cuda"),
+        (
+            lambda: traceproof.assert_right("rmsnorm", [X, W], norm(X, W).float().numpy()),
+            "an output is of type nd",
+        ),
+        (
+            lambda: traceproof.assert_right("rmsnorm", [X, W], norm(X, W), tolerance=math.nan),
+            "the tolerance is nan",
+        ),
         (lambda: traceproof.definition("gemm_fp8", N=128, K=128, block=64.0), "block is 64.0"),
         (lambda: traceproof.definition("rmsnorm", hidden_size=8, dtype="bfloat"), "close to it: bfloat16"),
         (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, sizes=("tiny",)), "tiny"),

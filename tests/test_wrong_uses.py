@@ -27,6 +27,9 @@ USES: list[tuple[str, str]] = [
     ("judge {tmp}/solution.py::other", "it has no function other"),
     ("judge {tmp}/solution.py --definition aten::relu::float33", "close to it: float32"),
     ("judge {tmp}/solutions", "not judged: {tmp}/solutions/b.py does not say which definition"),
+    ("judge {tmp}/solution.py --demand nothing", "--demand nothing: properties are determinism"),
+    ("add-reference-tests --all --tolerance nan", "--tolerance nan: expected a finite number from 0"),
+    ("diff {tmp}/number.json {tmp}/number.json", "holds no kept verdicts"),
     ("judge {tmp}/file", "expected a file that ends with"),
     ("tactics --truth flashinfr", "known: flashinfer, sglang, fla, torch"),
     ("clone-repos flashinfer --url flashinfer=https://[x", "flashinfer"),
@@ -125,6 +128,7 @@ def tmp(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("no json, no yaml: [\n", encoding="utf-8")
     for name in ("empty", "git", "kernels", "dataset/definitions/rmsnorm", "dataset/tests"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "number.json").write_text("1", encoding="utf-8")
     (tmp_path / "file.json").write_text('{"name": "rmsnorm_h9', encoding="utf-8")
     (tmp_path / "kernels" / "k.py").write_text("x = 1\n", encoding="utf-8")
     for name in ("solution.py", "solutions/a.py", "solutions/b.py"):

@@ -6,6 +6,7 @@ reports, then the functions that judge: functions, cases, outputs, files.
 
 import atexit
 import inspect
+import math
 import re
 import sys
 import tomllib
@@ -24,7 +25,7 @@ from unittest import SkipTest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import closest, find, read_file, read_tree
+from traceproof.dataset.tree import closest, explain, find, read_file, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.gradients import cases_with_gradients
 from traceproof.gradients import rows as gradient_rows
@@ -102,30 +103,36 @@ class NamedForm:
         derived: dict[str, str] = self.table.get("derived", {})
         whole = {*of_tensors, *re.findall(r"[A-Za-z_]\w*", " ".join(derived.values()))}
         kinds = {name: Integral if name in whole else Real for name in axes}
-        wrong = [f"{name} is {n!r}" for name, n in axes.items() if not isinstance(n, kinds[name]) or n < 0]
+        wrong = [
+            f"{name} is {n!r}"
+            for name, n in axes.items()
+            if not isinstance(n, kinds[name]) or not 0 <= n < math.inf
+        ]
         if wrong:
-            what = f"{self.key} takes sizes that are whole numbers, and constants that are numbers"
+            what = f"{self.key} takes sizes that are whole numbers, and constants that are finite numbers"
             raise TraceproofError(what, problems=wrong)
         values = {name: int(n) if isinstance(n, Integral) else float(n) for name, n in values.items()}
         # The expressions are those of forms.toml, with axes as variables.
         others = {name: eval(text, {}, dict(values)) for name, text in derived.items()}  # noqa: S307
         sizes = others | {name: value for name, value in values.items() if isinstance(value, int)}
         chosen = [name for name in self.parameters if name in sizes]
-        return Definition.model_validate(
-            {
-                "name": self.table["name"].format(**values).replace("-", "_"),
-                "op_type": self.op_type,
-                "description": self.table["description"].format(**values),
-                "axes": {
-                    name: {"type": "const", "value": sizes[name]} if name in sizes else {"type": "var"}
-                    for name in dict.fromkeys([*of_tensors, *chosen])
-                },
-                "constraints": self.table.get("constraints"),
-                "inputs": inputs,
-                "outputs": outputs,
-                "reference": NO_REFERENCE.format(", ".join(inputs)),
-            }
-        )
+        content = {
+            "name": self.table["name"].format(**values).replace("-", "_"),
+            "op_type": self.op_type,
+            "description": self.table["description"].format(**values),
+            "axes": {
+                name: {"type": "const", "value": sizes[name]} if name in sizes else {"type": "var"}
+                for name in dict.fromkeys([*of_tensors, *chosen])
+            },
+            "constraints": self.table.get("constraints"),
+            "inputs": inputs,
+            "outputs": outputs,
+            "reference": NO_REFERENCE.format(", ".join(inputs)),
+        }
+        try:
+            return Definition.model_validate(content)
+        except ValueError as error:  # a size beyond all memory, or a name that gets too long by it
+            raise TraceproofError(f"{self.key} can not have these sizes", problems=[explain(error)]) from None
 
 
 @cache
@@ -368,12 +375,17 @@ def check(  # noqa: PLR0913 - all but one have defaults
     if not of:
         what = f"{function} does not say which definition it implements"
         raise TraceproofError(what, todo="Name one: check(f, of).")
+    selection = _selection(sizes, seed, cases=cases, tolerance=tolerance)
     if isolated:
         if gradients or cases:
             raise TraceproofError("what is isolated is judged in all cases, and without its gradients")
         assert candidate is not None
         settings = JudgeSettings(
-            sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed(), tolerance=tolerance, gpu=_on_gpu(device)
+            sizes=selection.sizes,
+            seed=seed,
+            hidden_seed=new_hidden_seed(),
+            tolerance=tolerance,
+            gpu=_on_gpu(device),
         )
         specification, certificate = _certificate(candidate, of, settings, dtype=dtype, dataset=dataset, axes=axes)
         return _reported(certificate, specification)
@@ -384,10 +396,9 @@ def check(  # noqa: PLR0913 - all but one have defaults
     called = CalledHere(function, specification)
     named = called.name if candidate is None else repr(candidate.path)
     repeat = _line(
-        check, named, of, axes, dtype=dtype, dataset=dataset, sizes=tuple(sizes), seed=seed, tolerance=tolerance,
-        gradients=gradients, device=device, cases=["{case}"],
+        check, named, of, axes, dtype=dtype, dataset=dataset, sizes=selection.sizes, seed=seed,
+        tolerance=tolerance, gradients=gradients, device=device, cases=["{case}"],
     )  # fmt: skip
-    selection = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
     entry, weak = planned_alone(specification, selection), of_suite(of)
     return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
 
@@ -404,12 +415,25 @@ def _line(function: Function, named: str, of: object, axes: Mapping[str, Axis], 
     return f"traceproof.{function.__name__}({', '.join(words)})"
 
 
-def _sizes_of(sizes: Sequence[str]) -> tuple[str, ...]:
-    """The classes of sizes as a tuple. Raises TraceproofError: one is unknown."""
-    strange = [size for size in ([sizes] if isinstance(sizes, str) else sizes) if size not in ALL_SIZES]
-    if strange or isinstance(sizes, str):
-        raise TraceproofError(f"sizes are out of {', '.join(ALL_SIZES)}, in a sequence", problems=strange)
-    return tuple(sizes)
+def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Texts as a tuple; one alone counts as a sequence of one."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _selection(
+    sizes: Sequence[str], seed: int, *, cases: Sequence[str] = (), tolerance: float | None = None
+) -> PlanSelection:
+    """The selected cases. Raises TraceproofError: a size, the seed, or a tolerance for them can not be used."""
+    problems = [
+        f"{size!r} is no size; there are {', '.join(ALL_SIZES)}" for size in _texts(sizes) if size not in ALL_SIZES
+    ]
+    if not 0 <= seed < 1 << 63:
+        problems.append(f"the seed is {seed}, not from 0 to 2^63 - 1")
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        problems.append(f"the tolerance is {tolerance}, no finite number from 0")
+    if problems:
+        raise TraceproofError("no cases can be judged like that", problems=problems)
+    return PlanSelection(sizes=_texts(sizes), seed=seed, cases=_texts(cases), boundaries=True)
 
 
 def _on_gpu(device: str | None) -> bool:
@@ -500,6 +524,7 @@ def _checked(  # noqa: PLR0913 - of two callers
 ) -> Report:
     """A function's report in planned cases; with gradients if they are demanded or no row is bad."""
     definition, demanded = entry.parsed, bool(gradients)
+    gradients = gradients if isinstance(gradients, bool) else _texts(gradients)
     of_inputs = () if isinstance(gradients, bool) else gradients
     unknown = [name for name in of_inputs if name not in definition.inputs]
     if unknown:
@@ -556,7 +581,8 @@ def verify(  # noqa: PLR0913 - all but one have defaults
         names = [name for name in every if environment_of(name) in engine.environments]
         if specification.reference == NO_REFERENCE.format(", ".join(specification.inputs)):
             names.remove(REFERENCE)
-        rows = engine.rows(planned_alone(specification, PlanSelection(sizes=_sizes_of(sizes), seed=seed)), names)
+        selection = _selection(sizes, seed).model_copy(update={"boundaries": False})
+        rows = engine.rows(planned_alone(specification, selection), names)
     return Report(", ".join(names), specification, tuple(rows))
 
 
@@ -656,7 +682,10 @@ class DrawnCase:
                 todo="Give the outputs by name, and what these hold after the call beside them.",
             )
         present = {name: value for name, value in {**changed, **returned}.items() if value is not None}
-        tensors = dict(zip(present, plain_tensors(list(present.values())), strict=True))
+        try:
+            tensors = dict(zip(present, plain_tensors(list(present.values())), strict=True))
+        except TypeError as error:
+            raise TraceproofError(str(error), todo="Give tensors, as torch.from_numpy(array) does.") from None
         on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in present.values())
         before = fingerprints(self._original)
         notes = notes_of(self._op, self.definition, dict(self.inputs), returned, before)
@@ -737,9 +766,10 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     The arguments are those of `check`; `unavailable`: whether to include cases that can not be judged here.
     """
     specification = definition(of, dtype=dtype, dataset=dataset, **axes)
-    selection = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
-    planned = planned_alone(specification, selection)
+    planned = planned_alone(specification, _selection(sizes, seed, cases=cases, tolerance=tolerance))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.partition(":")[0] not in {"cpu", "cuda"}:
+        raise TraceproofError(f"device {device}: cpu or cuda")
     for case in (case for case in planned.cases if not case.hidden):
         drawn = DrawnCase(specification, case, planned.no_oracle, device, tolerance)
         if unavailable or drawn.unavailable is None:
@@ -798,6 +828,7 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     ordered = {name: values.get(name) for name in specification.inputs}
     tensor = next((value for value in ordered.values() if isinstance(value, torch.Tensor)), None)
     device = "cpu" if tensor is None else tensor.device.type
+    _selection((), 0, tolerance=tolerance)
     DrawnCase(specification, planned, None, device, tolerance, ordered).check(outputs)
 
 
@@ -832,13 +863,15 @@ def _misfits(specification: Definition, values: Mapping[str, Any], sizes: Mappin
 
 def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
     """Inputs by name, without those that are None. Raises TraceproofError: unknown names, or too many inputs."""
+    values = [values] if isinstance(values, torch.Tensor) else values
     if not isinstance(values, Mapping):
         too_many = [str(place) for place in range(len(names), len(values))]
         values = dict(zip([*names, *too_many], values, strict=False))
     strange = [f"there is no {name}" for name in values if name not in names]
     if strange:
         raise TraceproofError(f"{of} has the inputs {', '.join(names)}", problems=strange)
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
 
 
 def _sizes(shapes: Mapping[str, Sequence[str] | None], values: Mapping[str, Any]) -> dict[str, int]:
@@ -899,8 +932,9 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     strange = [f"not {name}" for name in demand if name not in PROPERTIES]
     if strange:
         raise TraceproofError(f"properties are {', '.join(PROPERTIES)}", problems=strange)
+    selection = _selection(sizes, seed, tolerance=tolerance)
     settings = JudgeSettings(
-        sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
+        sizes=selection.sizes, seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
         tolerance=tolerance, timed=timed, whole=whole, weak=weak, gpu=_on_gpu(None),
         demanded=(*dict.fromkeys((*DEMANDED, *demand)),),
     )  # fmt: skip

@@ -330,7 +330,7 @@ def load(path: Path) -> Kept:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         return Kept(value["digest"], tuple(value["rows"]), value)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceproofError(f"{path} holds no kept verdicts: {error}") from error
 
 

@@ -497,7 +497,9 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
 
     Raises TraceproofError: no file, no such code, or no usable baseline.
     """
-    base, paths = (root.parent, [root]) if root.is_file() else (root, sorted(root.rglob("*.py")))
+    base, paths = (
+        (root.parent, [root]) if root.is_file() else (root, sorted(filter(Path.is_file, root.rglob("*.py"))))
+    )
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
     codes, findings, count = chosen("KL", select), list[Finding](), 0

@@ -125,7 +125,8 @@ def read_lock(path: Path) -> dict[str, Pin]:
     try:
         return dict(Locked.model_validate(json.loads(text)).sources)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        problems = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in found]
         raise _unusable(path, problems) from error
     except ValueError as error:
         raise _unusable(path, [f"not JSON: {error}"]) from error

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,8 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         raise TraceproofError(options.ALL_AND_SOME)
     if unknown := sorted(set(test_sizes or ()) - set(SIZES)):
         raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise TraceproofError(f"--tolerance {tolerance}: expected a finite number from 0")
     paths = _paths(repos_config) | run.without_none(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
     root, out = _places(definitions_dir, output_dir)
     order = GenerateOptions(

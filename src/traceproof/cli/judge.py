@@ -17,6 +17,7 @@ from traceproof.dataset.fetch import fetch
 from traceproof.environments.building import has_driver, ready, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
+from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.names import path_part
 from traceproof.programs import telling
 from traceproof.sandbox import GIB
@@ -82,6 +83,8 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     chosen = run.without_none(tolerance=tolerance, seed=seed)
     replaced = {"dataset": run.dataset_in(dataset), "allow_weak_isolation": allow_weak_isolation or None}
     root, config = run.configured(test_sizes=test_sizes, **replaced, **chosen)
+    if unknown := [name for name in demand or () if name not in PROPERTIES]:
+        raise TraceproofError(f"--demand {', '.join(unknown)}: properties are {', '.join(PROPERTIES)}")
     if demand:
         demanded = Solutions(demanded=(*dict.fromkeys((*config.solutions.demanded, *demand)),))
         config = config.model_copy(update={"solutions": demanded})

@@ -236,13 +236,15 @@ def problem_definition(file: Path, *, weak: bool = False, pool: "Pool | None" = 
     from traceproof.run.workers import untrusted_pool
     from traceproof.sandbox import Limits
 
-    text = read_bytes(file, most=MOST_BYTES).decode("utf-8")
     try:
+        text = read_bytes(file, most=MOST_BYTES).decode("utf-8")
         body = ast.parse(text).body
         [model] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == MODELS[1]]
         names, reference = _forward(model), with_model(text)
-    except (SyntaxError, ValueError) as error:
-        what = str(error) if "forward" in str(error) or isinstance(error, SyntaxError) else "it has no class Model"
+    except (SyntaxError, ValueError, OSError) as error:
+        what = (
+            str(error) if "forward" in str(error) or not isinstance(error, ValueError) else "it has no class Model"
+        )
         todo = "A problem of KernelBench's has a class Model, get_inputs() and get_init_inputs()."
         raise TraceproofError(f"{file} is no problem: {what}", todo=todo) from None
     refused = refusal(text)
