@@ -236,6 +236,12 @@ def test_tensors_that_require_gradients_and_a_tensor_alone_are_judged_as_any_oth
     traceproof.assert_right("softcap", X, 30 * torch.tanh(X / 30))
 
 
+def test_a_device_may_be_pytorchs() -> None:
+    [case, *_] = traceproof.cases("rmsnorm", hidden_size=64, sizes="small", device=torch.device("cpu"))
+    case.check(norm)
+    assert traceproof.check(norm, "rmsnorm", hidden_size=64, sizes="small", device=torch.device("cpu"))
+
+
 def test_sizes_and_constants_may_be_numbers_of_numpy() -> None:
     plain = traceproof.definition("rmsnorm", hidden_size=64, eps=0.5)
     axes: dict[str, Any] = {"hidden_size": np.int64(64), "eps": np.float32(0.5)}
@@ -601,3 +607,4 @@ def test_a_mark_with_a_wrong_argument_is_told_without_a_traceback(tmp_path: Path
     assert "test_mine.py::test_one, @pytest.mark.traceproof: " in said
     assert told in said
     assert "pytest_plugin.py" not in said
+    assert "During handling" not in said

@@ -69,7 +69,9 @@ NO_REFERENCE = (
     "def run({}):\n    raise NotImplementedError('this definition was made of its form, and has no reference')\n"
 )
 Function = Callable[..., Any]
-Given = Mapping[str, Any] | Sequence[Any]  # tensors and numbers, by name or in the definition's order
+Given = (
+    torch.Tensor | Mapping[str, Any] | Sequence[Any]
+)  # tensors and numbers, by name or in the definition's order
 Axis = int | float  # a size, or a constant such as an epsilon
 
 
@@ -341,7 +343,7 @@ def check(  # noqa: PLR0913 - all but one have defaults
     tolerance: float | None = None,
     gradients: bool | Sequence[str] = False,
     isolated: bool = False,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype = "bfloat16",
     dataset: str | Path | None = None,
     **axes: Axis,
@@ -407,7 +409,8 @@ def _line(function: Function, named: str, of: object, axes: Mapping[str, Axis], 
     """Code that calls a public function with these axes and options, without defaults."""
     parameters, keywords = inspect.signature(function).parameters, dict[str, object](axes)
     for name, value in options.items():
-        shown = str(value).removeprefix("torch.") if isinstance(value, torch.dtype | Path) else value
+        named_by_text = isinstance(value, torch.dtype | torch.device | Path)
+        shown = str(value).removeprefix("torch.") if named_by_text else value
         if shown != parameters[name].default:
             keywords[name] = shown
     words = [named, "definition" if isinstance(of, Definition) else repr(str(of))]
@@ -436,20 +439,25 @@ def _selection(
     return PlanSelection(sizes=_texts(sizes), seed=seed, cases=_texts(cases), boundaries=True)
 
 
-def _on_gpu(device: str | None) -> bool:
+def _device_of(device: str | torch.device | None) -> str:
+    """The device's name; None: a GPU if there is one. Raises TraceproofError: it is neither that nor the CPU."""
+    name = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if name.partition(":")[0] not in {"cpu", "cuda"}:
+        raise TraceproofError(f"device {name}: cpu or cuda")
+    return name
+
+
+def _on_gpu(device: str | torch.device | None) -> bool:
     """Whether to put inputs on a GPU. Raises TraceproofError: there is none, or no such device."""
-    there = torch.cuda.is_available()
-    if device is None:
-        return there
-    kind = device.partition(":")[0]
-    if kind not in {"cpu", "cuda"} or (kind == "cuda" and not there):
-        raise TraceproofError(f"device {device}: " + ("there is no GPU here" if kind == "cuda" else "cpu or cuda"))
-    return kind == "cuda"
+    name = _device_of(device)
+    if _no_gpu(name):
+        raise TraceproofError(f"device {name}: there is no GPU here")
+    return name.startswith("cuda")
 
 
 def _no_gpu(device: str) -> Unavailable | None:
     """Why nothing can run on a device; None: it can."""
-    if device == "cpu" or torch.cuda.is_available():
+    if device.startswith("cpu") or torch.cuda.is_available():
         return None
     return Unavailable(Skip.NO_CUDA, "there is no GPU here")
 
@@ -517,7 +525,7 @@ def _checked(  # noqa: PLR0913 - of two callers
     entry: PlannedDefinition,
     repeat: str,
     *,
-    device: str | None,
+    device: str | torch.device | None,
     tolerance: float | None,
     gradients: bool | Sequence[str] = False,
     weak: bool = False,
@@ -545,7 +553,10 @@ def _checked(  # noqa: PLR0913 - of two callers
 
 
 @contextmanager
-def _engine(device: str | None, **settings: Any) -> Iterator[Engine]:  # noqa: ANN401 - fields of EngineSettings
+def _engine(
+    device: str | torch.device | None,
+    **settings: Any,  # noqa: ANN401 - fields of EngineSettings
+) -> Iterator[Engine]:
     """An engine in this process; at exit, torch's number of threads is restored."""
     threads = torch.get_num_threads()
     main = this_interpreter(on_gpu=_on_gpu(device))
@@ -566,7 +577,7 @@ def verify(  # noqa: PLR0913 - all but one have defaults
     *,
     sizes: Sequence[str] = SIZES,
     seed: int = 0,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype = "bfloat16",
     dataset: str | Path | None = None,
     **axes: Axis,
@@ -731,7 +742,7 @@ class IsolatedCases:
     @property
     def unavailable(self) -> Unavailable | None:
         """Why nothing can be judged here; None: it can."""
-        return _no_gpu(self.options.get("device") or "cpu")
+        return _no_gpu(_device_of(self.options.get("device")))
 
     def judged(self, function: Function | str | Path) -> Report:
         """Judge a file, or the file of a function. Raises SkipTest: its kernel needs a GPU, and there is none."""
@@ -755,7 +766,7 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     cases: Sequence[str] = (),
     seed: int = 0,
     tolerance: float | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     unavailable: bool = False,
     dtype: str | torch.dtype = "bfloat16",
     dataset: str | Path | None = None,
@@ -767,11 +778,9 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     """
     specification = definition(of, dtype=dtype, dataset=dataset, **axes)
     planned = planned_alone(specification, _selection(sizes, seed, cases=cases, tolerance=tolerance))
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device.partition(":")[0] not in {"cpu", "cuda"}:
-        raise TraceproofError(f"device {device}: cpu or cuda")
+    name = _device_of(device)
     for case in (case for case in planned.cases if not case.hidden):
-        drawn = DrawnCase(specification, case, planned.no_oracle, device, tolerance)
+        drawn = DrawnCase(specification, case, planned.no_oracle, name, tolerance)
         if unavailable or drawn.unavailable is None:
             yield drawn
 

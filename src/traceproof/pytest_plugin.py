@@ -45,7 +45,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 parameters += cases(*mark.args, unavailable=True, **options)
         ids = [f"{case.definition.name}-{case.id}" for case in parameters]
     except (TraceproofError, TypeError) as error:  # a wrong argument of the mark
-        pytest.fail(f"{metafunc.definition.nodeid}, @pytest.mark.{MARK}: {error}", pytrace=False)
+        what = f"{metafunc.definition.nodeid}, @pytest.mark.{MARK}: {error}"
+        raise pytest.fail.Exception(what, pytrace=False) from None
     metafunc.parametrize("case", parameters, ids=ids, indirect=True)
 
 
