@@ -330,14 +330,19 @@ class DefinitionRun:
         try:
             self.engine.where_it_fits(device, partial(self._draw_on, case))
         except Exception as error:  # noqa: BLE001 - an op's or init's error is this definition's verdict
-            case.inputs, case.problem = None, raised(error)
+            case.inputs, told = None, raised(error)
+            *frames, last = told.message.splitlines()
+            why = CaseResult.failed(replace(told, message="\n".join([*frames, f"drawing the inputs: {last}"])))
+            names = [*trusted, *([] if call is None else [name])]
+            case.results |= {one: why for one in names if one not in case.results}
+            return
         calls = {one: partial(self._trusted, one, case.planned) for one in trusted if one not in case.results}
         local = self.settings.functions.keys() & calls.keys()  # in this thread: the user may debug the function
         if call is not None:
             calls[name] = partial(self._untrusted, case, call)
         submit = self.engine.threads.submit
         futures = {one: submit(self._attempt, one, calls[one]) for one in calls if one not in local}
-        if self.entry.no_oracle is None and not case.planned.large and case.inputs is not None:
+        if self.entry.no_oracle is None and not case.planned.large:
             case.right = self._solved(case)
         case.results |= {one: self._attempt(one, calls[one]) for one in local}
         case.results |= {one: future.result() for one, future in futures.items()}
@@ -380,8 +385,6 @@ class DefinitionRun:
     @staticmethod
     def _untrusted(case: JudgedCase, call: Caller) -> CaseResult:
         """The result of calling untrusted code for a case."""
-        if case.problem is not None:
-            return CaseResult.failed(case.problem, "drawing the inputs: ")
         try:
             return replace(call(case), inputs=case.digest)
         except CallError as error:

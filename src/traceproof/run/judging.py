@@ -32,7 +32,6 @@ from traceproof.run import schema
 from traceproof.run.calls import giving_back
 from traceproof.run.case import CPU, SolvedCase, entries_of, expectation, make_inputs, on_host, place
 from traceproof.run.untrusted import CaseResult
-from traceproof.sandbox import Reply
 from traceproof.stacks import TRUTHS
 
 HELD_APART = 1 << 18  # elements: for larger outputs the two known margins bound the difference
@@ -64,7 +63,6 @@ class JudgedCase:
     dataset: Path | None = None
     inputs: Values | None = None  # None: not drawn, or freed
     digest: str | None = None  # of the drawn inputs
-    problem: Reply | None = None  # why the inputs could not be drawn
     results: dict[str, CaseResult] = field(default_factory=dict)
     right: Right = field(default_factory=Right)
     large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, for cases judged in chunks

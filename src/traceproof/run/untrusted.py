@@ -167,9 +167,9 @@ class CaseResult:
     isolation: str = ""  # what untrusted code could reach, if isolation was incomplete
 
     @classmethod
-    def failed(cls, reply: Reply, about: str = "") -> Self:
+    def failed(cls, reply: Reply) -> Self:
         """The result of a call without outputs, for the reply's reason."""
-        message, reached = plain_text(about + reply.message), plain_text(reply.isolation)
+        message, reached = plain_text(reply.message), plain_text(reply.isolation)
         return cls(status="error", reason=REASONS[reply.status], message=message, isolation=reached)
 
     @classmethod
