@@ -356,7 +356,10 @@ class Attention(Op):
             if letters.get(letter) in definition.var_axes
             and not (letter == "o" and one_of(calls.COMBINED, definition.inputs))
         )
-        return f"can not tell the sizes of the axes {stray}" if stray else None
+        if stray:
+            return f"can not tell the sizes of the axes {stray}"
+        const = sorted(letters[letter] for letter in "btnlijfr" if letters.get(letter) in definition.const_axes)
+        return f"each case has lengths of its own, which the const axes {const} are of" if const else None
 
     # Cases
 

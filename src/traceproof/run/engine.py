@@ -330,9 +330,10 @@ class DefinitionRun:
         try:
             self.engine.where_it_fits(device, partial(self._draw_on, case))
         except Exception as error:  # noqa: BLE001 - an op's or init's error is this definition's verdict
-            case.inputs, told = None, raised(error)
-            *frames, last = told.message.splitlines()
-            why = CaseResult.failed(replace(told, message="\n".join([*frames, f"drawing the inputs: {last}"])))
+            reply = raised(error)
+            *frames, last = reply.message.splitlines()
+            why = CaseResult.failed(replace(reply, message="\n".join([*frames, f"drawing the inputs: {last}"])))
+            case.inputs, case.undrawn = None, why.message
             names = [*trusted, *([] if call is None else [name])]
             case.results |= {one: why for one in names if one not in case.results}
             return

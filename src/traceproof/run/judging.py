@@ -63,6 +63,7 @@ class JudgedCase:
     dataset: Path | None = None
     inputs: Values | None = None  # None: not drawn, or freed
     digest: str | None = None  # of the drawn inputs
+    undrawn: str = ""  # why the inputs could not be drawn
     results: dict[str, CaseResult] = field(default_factory=dict)
     right: Right = field(default_factory=Right)
     large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, for cases judged in chunks

@@ -421,8 +421,7 @@ class SolutionRun:
     def _judged(self, run: DefinitionRun, calling: "Future[JudgedCase]") -> list[SolutionRow]:
         """The rows of a case, after waiting for its call."""
         drawn = calling.result()
-        problem = drawn.problem.message if drawn.problem is not None else ""
-        problem = problem or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
+        problem = drawn.undrawn or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
         if problem:
             raise RuntimeError(f"{drawn.planned.id} can not be judged: {problem}")
         self.reached.add(drawn.results[SOLUTION].isolation)
