@@ -437,6 +437,7 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
     ),
     "single_prefill_window_sinks_h4_kv1_d32": (
         (given("outputs", "lse", shape=["qo_len", "num_qo_heads"], dtype="float32"), "counts the sinks"),
+        (given("axes", "kv_len", type="const", value=19), "lengths of its own, which the const axes ['kv_len']"),
     ),
     "indexer": (
         (given("axes", "packed", value=136), "last axes"),
