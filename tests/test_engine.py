@@ -340,7 +340,7 @@ def test_a_large_case_is_judged_in_chunks(tmp_path: Path, monkeypatch: pytest.Mo
     write(dataset, rmsnorm("alpha", GOOD.replace("bfloat16)", wrong)))
     found, selection = {}, PlanSelection(sizes=("small",), cases=IN_CHUNKS)
     for name, least in {"whole": 1 << 40, "chunks": 1}.items():
-        monkeypatch.setattr(judging, "LARGE_BYTES", least)
+        monkeypatch.setattr("traceproof.run.plan.LARGE_BYTES", least)
         monkeypatch.setitem(judging.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
         run = Run(dataset, tmp_path / name, limits=LIMITS, selection=selection)
         found[name] = run.verify("torch")["alpha"]

@@ -330,12 +330,10 @@ class DefinitionRun:
         try:
             self.engine.where_it_fits(device, partial(self._draw_on, case))
         except Exception as error:  # noqa: BLE001 - an op's or init's error is this definition's verdict
-            reply = raised(error)
-            *frames, last = reply.message.splitlines()
-            why = CaseResult.failed(replace(reply, message="\n".join([*frames, f"drawing the inputs: {last}"])))
+            *frames, last = describe(error).splitlines()
+            why = CaseResult.failed(raised(error, "\n".join([*frames, f"drawing the inputs: {last}"])))
             case.inputs, case.undrawn = None, why.message
-            names = [*trusted, *([] if call is None else [name])]
-            case.results |= {one: why for one in names if one not in case.results}
+            case.results |= dict.fromkeys([*trusted, *([name] if call else [])], why) | case.results
             return
         calls = {one: partial(self._trusted, one, case.planned) for one in trusted if one not in case.results}
         local = self.settings.functions.keys() & calls.keys()  # in this thread: the user may debug the function
@@ -590,7 +588,7 @@ def _whole(oracle: Tensors) -> Tensors:
     return {key: value for key, value in oracle.items() if key.partition("@")[0] in oracle}
 
 
-def raised(error: BaseException) -> Reply:
-    """The reply for an exception in our own code around a call."""
+def raised(error: BaseException, told: str = "") -> Reply:
+    """The reply for an exception in our own code around a call; `told`: its message, if not its own."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return Reply(status=Status.MEMORY if short else Status.ERROR, message=describe(error))
+    return Reply(status=Status.MEMORY if short else Status.ERROR, message=told or describe(error))

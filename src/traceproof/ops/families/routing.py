@@ -858,7 +858,7 @@ def halves_and_ones(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def clearest(draw: Draw, wanted: Wanted, trials: torch.Tensor) -> torch.Tensor:
-    """Of scores [trials, tokens, experts], each token's row with the largest margin of the choice and its order."""
+    """Of scores [trials, tokens, experts], each token's row with the largest margin of choice and order."""
     bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
     routing = _routing_alone(wanted.definition)
     best = (margins(replace(routing, top_k=count), trials, bias) for count in range(1, routing.top_k + 1))
