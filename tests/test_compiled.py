@@ -347,7 +347,8 @@ def test_another_head_size_is_refused_computed_or_told(line: str, said: str, jud
 
 def test_sizes_that_no_oracle_computes_are_told(judge: SolutionJudge) -> None:
     text = "import torch\n\n\ndef run(input):\n"
-    text += "    gate, up = torch.nn.functional.pad(input, (0, -input.shape[-1] % 2)).float().chunk(2, -1)\n    return (torch.nn.functional.silu(gate) * up).to(input.dtype)\n"
+    text += "    gate, up = torch.nn.functional.pad(input, (0, -input.shape[-1] % 2)).float().chunk(2, -1)\n"
+    text += "    return (torch.nn.functional.silu(gate) * up).to(input.dtype)\n"
     trial = judge.trial(candidate("silu", text), "silu_and_mul_d96", only=["small-0"])
     [found] = [one for one in trial.properties if one.name == "errors"]
     assert found.state == "broken"
