@@ -1,6 +1,7 @@
 """What rules run in a stack's environment, a function per job; its parameters are its options."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Json
 
 from traceproof.dataset.tree import paused_collection
+from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, read_sealed
+from traceproof.ops import registry
 from traceproof.programs import choose_gpu
 from traceproof.run import entry
 from traceproof.run.job import Job
@@ -22,11 +25,30 @@ if TYPE_CHECKING:
     from traceproof.run.engine import Engine
 
 
-def cases(*, dataset: Path, stack: Path, selection: Json[dict[str, Any]], out: Path, code: str = "") -> None:
+def cases(
+    *,
+    dataset: Path,
+    stack: Path,
+    selection: Json[dict[str, Any]],
+    out: Path,
+    foreign: Json[dict[str, str]],
+    code: str = "",
+) -> None:
     """Write a plan per op_type, and last their index, `out`, beside them.
 
-    `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew).
+    `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew),
+    `foreign` what packages beside traceproof declare in the driver's environment.
+
+    Raises TraceproofError: they declare something else here.
     """
+    here = registry.foreign()
+    differing = sorted(name for name in {**foreign, **here} if foreign.get(name) != here.get(name))
+    if differing:
+        raise TraceproofError(
+            f"{', '.join(differing)}: the package that declares it is not the same in .venv and in {sys.prefix}",
+            todo="Install it in both: .venv/bin/python -m uv pip install --python "
+            f"{shlex.quote(sys.executable)} --no-deps PACKAGE",
+        )
     from traceproof.run.plan import PlanSelection, plan
 
     record = read_sealed(stack)

@@ -512,6 +512,20 @@ def test_a_package_of_somebody_else_declares_an_op(tmp_path: Path) -> None:
     assert second == "pass fail"
 
 
+def test_a_package_that_one_environment_lacks_or_has_otherwise_is_told_before_anything_is_planned(
+    tmp_path: Path,
+) -> None:
+    package(tmp_path, OWN)
+    program = (
+        "from pathlib import Path\nfrom stack_job import cases\nfrom traceproof.errors import TraceproofError\n"
+        "from traceproof.ops import registry\nhere = registry.foreign()\nprint(*here)\n"
+        "for foreign in ({}, {'half': 'another'}, {**here, 'other': ''}):\n    try:\n"
+        "        cases(dataset=Path(), stack=Path(), selection={}, out=Path(), foreign=foreign)\n"
+        "    except TraceproofError as error:\n        print(str(error).partition(':')[0])\n"
+    )
+    assert said(program, tmp_path, ROOT / "scripts") == ["half", "half", "half", "other"]
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traceproof.dataset.definition import Dialect
+from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ def file_of(op_type: str) -> Path | None:
     """The file that declares an op_type; None: none does."""
     name = module(op_type)
     return None if name is None else Path(str(sys.modules[name].__file__))
+
+
+def foreign() -> dict[str, str]:
+    """The op_types that other packages declare, each with a digest of the file that does."""
+    files = {name: path for name in known() if (path := file_of(name)) is not None and FOLDER not in path.parents}
+    return {name: digest_bytes(path.read_bytes()) for name, path in files.items()}
 
 
 def module(op_type: str) -> str | None:

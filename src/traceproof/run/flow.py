@@ -202,7 +202,8 @@ class Pipeline:
     def plan_options(self) -> list[str]:
         """Command-line options of the job `cases`."""
         code = code_digest("dataset", *(f"run/{name}.py" for name in ("hidden", "judging", "plan", "schema")))
-        return [f"--dataset={self.dataset}", f"--selection={self.selection}", f"--code={code}"]
+        options = [f"--dataset={self.dataset}", f"--selection={self.selection}", f"--code={code}"]
+        return [*options, f"--foreign={json.dumps(registry.foreign())}"]
 
     def verify_options(self, wildcards: Wildcards) -> list[str]:
         """Command-line options of an op_type's jobs `verify`; rows are made again where any of it changes."""
