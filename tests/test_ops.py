@@ -26,7 +26,7 @@ from traceproof.run import shadow
 from traceproof.run.case import SolvedCase, fingerprints, make_inputs, solve
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.trusted import Implementation
-from traceproof.stacks import STACKS
+from traceproof.stacks import STACK_OF, STACKS
 from variants import variants_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -373,6 +373,12 @@ def computed_eps(entry: dict[str, Any]) -> None:
     entry["description"] = "A norm."
 
 
+def heads_first(entry: dict[str, Any]) -> None:
+    for name in ("k_cache", "v_cache"):
+        pages, tokens, heads, width = entry["inputs"][name]["shape"]
+        entry["inputs"][name]["shape"] = [pages, heads, tokens, width]
+
+
 # Near to a known form: what is changed, and what the refusal says.
 UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
     "gdn_decode_qk2_v4_d32_k_last": (
@@ -431,6 +437,7 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
         (given("inputs", "v_cache", shape=["num_pages", "page_size", "D", "Dv"]), "v_cache has the shape"),
         (given("inputs", "k_cache", dtype="float8_e4m3fn"), "scaled storage"),
         (given("axes", "Hkv", value=5), "no multiple"),
+        (heads_first, "before the tokens of a page"),
     ),
     "single_prefill_mask_alibi_h4_kv2_d32": (
         (given("inputs", "logits_soft_cap", shape=None, dtype="float32"), "bends the bias of ALiBi"),
@@ -456,6 +463,8 @@ def test_a_form_that_has_no_oracle_is_said_to_have_none(name: str, change: Chang
     with pytest.raises(Unsupported) as refusal:
         registry.get(definition.op_type).of_form(definition).check(definition)
     assert said in str(refusal.value)
+    if "before the tokens" in said:
+        assert not any(lookup.adapter(truth, definition) for truth in STACK_OF)
 
 
 def test_decays_of_delta_products_are_linear_with_one_update_per_token_and_without_an_axis_of_updates() -> None:
@@ -510,3 +519,23 @@ def test_a_gated_delta_rule_states_whether_it_normalises_queries_and_keys(form: 
         rulings = ops.judged(definition, case, ops.reference(definition, values), ops.truth(definition, values))
         verdicts |= {ruling.verdict for ruling in rulings.values()}
     assert verdicts == ({Verdict.PASS} if states else {Verdict.PASS, Verdict.FAIL})
+
+
+@pytest.mark.parametrize("form", ["decode", "prefill"])
+def test_a_gated_delta_rule_states_that_values_are_last_in_its_states(form: str) -> None:
+    entry = ops.load("gdn", f"gdn_{form}_qk2_v4_d32_k_last").as_json()
+    head, _, body = entry["reference"].rpartition("scale):\n")
+    body = body.replace("return output, new_state", "return output, new_state.mT.contiguous()")
+    entry["reference"] = f"{head}scale):\n    state = None if state is None else state.mT\n{body}"
+    for name, verdicts in (("v_last", {Verdict.PASS}), ("k_last", {Verdict.PASS, Verdict.FAIL})):
+        entry["name"] = f"gdn_{form}_{name}"
+        definition = Definition.model_validate(entry)
+        found = set()
+        for case in ops.cases(definition, "small"):
+            values = ops.inputs_of(definition, case)
+            rulings = ops.judged(
+                definition, case, ops.reference(definition, values), ops.truth(definition, values)
+            )
+            found |= {ruling.verdict for ruling in rulings.values()}
+        assert found == verdicts
+        assert (lookup.adapter("fla", definition) is None) == (name == "v_last")

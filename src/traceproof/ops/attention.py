@@ -283,6 +283,12 @@ def page_of(definition: Definition) -> int:
     return next((definition.const_axes[axis] for axis in axes if axis in definition.const_axes), 1)
 
 
+def has_tokens_first(definition: Definition) -> bool:
+    """Whether pages of `k_cache` are [tokens, heads, channels], as far as an axis `page_size` tells it."""
+    cache = definition.inputs.get("k_cache")
+    return cache is None or "page_size" not in (cache.shape or ())[2:]
+
+
 def blocks_of(definition: Definition) -> tuple[int, int]:
     """(queries, keys) per block, where patterns are of blocks."""
     sizes = {**NUMBERS, **definition.const_axes}

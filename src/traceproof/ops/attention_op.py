@@ -149,6 +149,7 @@ MUTANTS = (
         spans=each(lambda span: seeing(span, lambda at: at[:-1]) if span.causal else span),
     ),
     misread("no causal mask", spans=each(lambda span: replace(span, causal=False))),
+    misread("causal mask added", spans=each(lambda span: replace(span, causal=True))),
     # The causal mask aligned to the start of the keys instead of their end.
     misread(
         "causal mask from the top left",
@@ -223,6 +224,8 @@ def unfit(definition: Definition) -> str | None:
         return "nobody states whether the soft cap bends the bias of ALiBi"
     if with_tables:
         return unfit_with_tables(definition)
+    if not calls.has_tokens_first(definition):
+        return "the heads of k_cache are before the tokens of a page; known is the opposite"
     layout = calls.layout_of(inputs)
     heads = dim(definition, layout.queries[0], -2) or 0
     kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)

@@ -14,7 +14,7 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, dtype_of, scalar, tensor
 from traceproof.ops.adapter import Module as Compiled
-from traceproof.ops.attention import attention, flattened, is_causal, layout_of
+from traceproof.ops.attention import attention, flattened, has_tokens_first, is_causal, layout_of
 from traceproof.ops.attention_op import Attention
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Exact
@@ -205,8 +205,10 @@ def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
 
 
 def ratio_of(definition: Definition) -> int:
-    """Query heads per key head; 0: the definition does not fix them, or they do not divide."""
+    """Query heads per key head; 0: the definition does not fix them, they do not divide, or are before tokens."""
     layout = layout_of(definition.inputs)
+    if not has_tokens_first(definition):
+        return 0
     heads = dim(definition, layout.queries[0], -2) or 0
     kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)
     return heads // kv_heads if kv_heads and heads % kv_heads == 0 else 0
@@ -334,7 +336,7 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
 SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
 
 
-@GQA_PAGED.truth("torch", *SDPA, serves=f"{GQA} [qo_indptr] -> output lse")
+@GQA_PAGED.truth("torch", *SDPA, serves=f"{GQA} [qo_indptr] -> output lse", accepts=has_tokens_first)
 @MLA_PAGED.truth("torch", *SDPA, serves=f"{MLA} [qo_indptr] -> output lse", accepts=unscaled)
 @GQA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
 @MLA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
@@ -401,7 +403,9 @@ ALL_BENT = f"{BY_PLAN} [sinks]"
 RAGGED_BENT = f"q k v qo_indptr kv_indptr sm_scale {ALL_BENT} -> output lse"
 
 
-@GQA_PAGED.truth("torch", "softmax", SOFTMAX, serves=f"{GQA} [qo_indptr] {ALL_BENT} -> output lse")
+@GQA_PAGED.truth(
+    "torch", "softmax", SOFTMAX, serves=f"{GQA} [qo_indptr] {ALL_BENT} -> output lse", accepts=has_tokens_first
+)
 @GQA_RAGGED.truth("torch", "softmax", SOFTMAX, serves=RAGGED_BENT)
 @MLA_RAGGED.truth("torch", "softmax", SOFTMAX, serves=RAGGED_BENT)
 def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
@@ -458,7 +462,7 @@ def fits_tensor_cores(definition: Definition) -> bool:
 
 def extends(definition: Definition) -> bool:
     """Whether the extension kernel, which is causal, computes a definition."""
-    return fits_tensor_cores(definition) and is_causal(definition, {})
+    return fits_tensor_cores(definition) and is_causal(definition, {}) and has_tokens_first(definition)
 
 
 def heads_fit(definition: Definition) -> bool:

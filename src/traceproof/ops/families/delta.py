@@ -50,6 +50,11 @@ def is_mtp(inputs: Mapping[str, object]) -> bool:
     return "initial_state_indices" in inputs
 
 
+def keys_are_last(definition: Definition) -> bool:
+    """Whether states are [.., V, K], as they are unless a definition states that values are last."""
+    return definition.constants.get("state layout") != "v last"
+
+
 def is_per_head(definition: Definition) -> bool:
     """Whether the decays `g` are per head, and linear; per key channel they are logarithms."""
     return len(definition.inputs["g"].shape or ()) < len(definition.inputs["q"].shape or ())
@@ -86,10 +91,11 @@ def delta(
 ) -> Tensors:
     """`S' = S decay`, `S'' = S' + rate * (write * v - erase * S' k) k^T`, and `output = scale * S'' q`, by token.
 
-    S is [V, K] for each value head; value heads share query and key heads in consecutive groups. GDN: a decay
-    exp(-exp(A_log) * softplus(a + dt_bias)) and a rate sigmoid(b) per head. KDA: a decay exp(g) per key channel;
-    beta writes and erases; queries and keys are normalised. GDN2: the same decay, beta erases per key channel, w
-    writes per value channel. Products of delta rules: a decay g per head, `num_householder` updates per token.
+    S is [V, K] for each value head, [K, V] in inputs and outputs if the definition states that values are last;
+    value heads share query and key heads in consecutive groups. GDN: a decay exp(-exp(A_log) * softplus(a +
+    dt_bias)) and a rate sigmoid(b) per head. KDA: a decay exp(g) per key channel; beta writes and erases; queries
+    and keys are normalised. GDN2: the same decay, beta erases per key channel, w writes per value channel.
+    Products of delta rules: a decay g per head, `num_householder` updates per token.
 
     A scale of 0 or None means 1 / sqrt(K), a state of None zeros. A sequence without tokens keeps its state. Of a
     pool the named slots take the state after the last token, the others stay; named slots of
@@ -124,7 +130,8 @@ def delta(
     rounding = to_bf16 if low and on_tensor_cores else same
     lengths = [wide["q"].shape[1]] * len(wide["q"]) if batched else wide["cu_seqlens"].diff().tolist()
     source, final = state_names(wide.values, wide.definition)
-    states = wide.maybe(source)
+    stored: Part = same if keys_are_last(wide.definition) else lambda states: states.mT
+    states = stored(wide[source]) if source in wide else None
     if states is None:
         states = torch.zeros((len(lengths), heads, value_size, key_size), dtype=wide.dtype, device=q.device)
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # longest first: running ones are a prefix
@@ -132,7 +139,10 @@ def delta(
     first = torch.tensor(starts(lengths), device=q.device)[place]
     slots = wide["initial_state_indices"].long()[place] if "initial_state_indices" in wide else place
     buffers = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
-    current, output = states[slots], torch.zeros((len(q), *v.shape[1:]), dtype=wide.dtype, device=q.device)
+    current, output = (
+        states[slots].contiguous(),
+        torch.zeros((len(q), *v.shape[1:]), dtype=wide.dtype, device=q.device),
+    )
 
     def columns(x: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         """Entries of vectors or factors for all value heads, [entries * heads, channels, 1]."""
@@ -153,9 +163,9 @@ def delta(
             flat.copy_(carried(flat))
         output[token] = (scale * (rounding(flat) @ columns(q, token))).view(running, heads, value_size)
         for buffer in buffers.values():
-            buffer[slots, at] = current
+            buffer[slots, at] = stored(current)
     after = states if wide.number("disable_state_update", 0.0) else states.index_copy(0, slots, current)
-    outputs = {"output": output.view(*wide["q"].shape[:-2], heads, value_size), final: after}
+    outputs = {"output": output.view(*wide["q"].shape[:-2], heads, value_size), final: stored(after)}
     return outputs | buffers | windows
 
 

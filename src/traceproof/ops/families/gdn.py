@@ -21,7 +21,7 @@ from traceproof.ops.base import TORCH_DTYPES, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.families import delta
-from traceproof.ops.families.delta import BUFFER, WINDOWS, is_mtp, is_prefill
+from traceproof.ops.families.delta import BUFFER, WINDOWS, is_mtp, is_prefill, keys_are_last
 from traceproof.ops.far import Far
 from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, altered, has_not, is_on, same
@@ -260,6 +260,13 @@ GDN = GatedDeltaRule(
             assigned=("use_qk_l2norm",),
             named=((r"_l2norm(?:_|$)", 1),),
         ),
+        Rule(
+            name="state layout",
+            label="layout of states",
+            read="nothing",
+            described=((r"\bk-?last\b", "k last"), (r"\bv-?last\b", "v last")),
+            named=((r"_k_last(?:_|$)", "k last"), (r"_v_last(?:_|$)", "v last")),
+        ),
     ),
     other_forms=(GDN_STEPS,),
     slow=True,
@@ -373,6 +380,8 @@ def by_token(api: Api, definition: Definition, inputs: Given, *, flipped: bool) 
     return {"output": output, "final_state": pool}
 
 
+TRITON: Any = {"accepts": keys_are_last, "sm": SM80}
+
 # FlashInfer, whose states are [.., V, K] as in definitions.
 
 # The module has 64 instances, a source of a minute and more each. Calls reach those with a rate, a decay and a
@@ -380,7 +389,9 @@ def by_token(api: Api, definition: Definition, inputs: Given, *, flipped: bool) 
 PREFILL_SM90 = Module("gen_gdn_prefill", unused=r"_kernel_(half|bf16)_g\d(?!b1a1i1(c0)?$)")
 HEAD_SIZE = 128  # the only head size that the kernels are written for
 FLASHINFER: Any = {
-    "accepts": lambda definition: dim(definition, "k", -1) == dim(definition, "v", -1) == HEAD_SIZE,
+    "accepts": lambda definition: (
+        dim(definition, "k", -1) == dim(definition, "v", -1) == HEAD_SIZE and keys_are_last(definition)
+    ),
     "sm": ((9, 0), (10, 9)),
 }
 CUTE: Any = {**FLASHINFER, "packages": ("cutlass",)}
@@ -437,12 +448,12 @@ def _flashinfer_prefill(api: Api, definition: Definition, inputs: Given) -> Outp
 # SGLang: its own branch of FLA's Triton kernels, with states [.., V, K].
 
 
-@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, sm=SM80)
+@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, **TRITON)
 def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return by_token(api, definition, inputs, flipped=False)
 
 
-@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=OF_POOL, sm=SM80)
+@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=OF_POOL, **TRITON)
 def _sglang_mtp(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """The call updates the named slots of the pool in place, so it gets a copy."""
     pool = inputs["initial_state"].clone()
@@ -454,7 +465,7 @@ def _sglang_mtp(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": output, "final_state": pool}
 
 
-@GDN.truth("sglang", "fla.chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
+@GDN.truth("sglang", "fla.chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, **TRITON)
 def _sglang_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """The call updates states in place, those that indices name; a sequence without tokens keeps its state."""
     states = state_of(inputs)
@@ -474,13 +485,13 @@ def _sglang_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
 # are [.., K, V] there, and are transposed before and after: the option that avoids it has changed its name.
 
 
-@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=OF_POOL, sm=SM80)
-@GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, sm=SM80)
+@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=OF_POOL, **TRITON)
+@GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, **TRITON)
 def _fla_by_token(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return by_token(api, definition, inputs, flipped=True)
 
 
-@GDN.truth("fla", "chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
+@GDN.truth("fla", "chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, **TRITON)
 def _fla_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """All sequences are packed in one row of tokens; an empty one keeps its state."""
     states = state_of(inputs)
