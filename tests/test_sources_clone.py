@@ -246,7 +246,7 @@ def test_a_folder_of_a_source_package_is_a_source(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(package, "download_sdist", sdist)
     record = bring(tmp_path, "flashinfer_trace", release=["flashinfer_trace=1"])["flashinfer_trace"]
     assert (record["status"], record["url"]) == ("cloned", "pypi:flashinfer-bench")
-    assert (tmp_path / "sources" / "flashinfer_trace" / "definitions" / "a.json").is_file()
+    assert (tmp_path / "sources" / "flashinfer-trace" / "definitions" / "a.json").is_file()
     assert not list((tmp_path / "sources").rglob("other.py"))
     assert read_lock(tmp_path / NAME)["flashinfer_trace"].folder == "flashinfer_trace"
 

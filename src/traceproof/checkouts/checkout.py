@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from traceproof.checkouts.gitrun import Git, GitError, Patience
 from traceproof.checkouts.packages import bring_package, package_digest
-from traceproof.checkouts.pins import ORIGINS, Pin, State, resolve
+from traceproof.checkouts.pins import ORIGINS, Pin, State, place_of, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import disk_errors, write_json
 from traceproof.programs import ProgressLine
@@ -216,7 +216,7 @@ def clone_all(
 
     def bring_source(name: str) -> tuple[dict[str, Any], Pin]:
         """Bring a source, by git or as a package; returns its record and its pin."""
-        pin, target = pins[name], target_dir / name
+        pin, target = pins[name], place_of(name, target_dir)
         unpacked = pin.package is not None and target.exists() and not (target / ".git").exists()
         from_git = not unpacked and (pin.commit is not None or (name in tagged and not target.exists()))
         used_pin = pin if from_git else pin.as_release

@@ -105,8 +105,15 @@ ORIGINS: Mapping[str, SourceOrigin] = {
         url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace",
         package="flashinfer-bench",
         inside="flashinfer_trace",
+        folder="flashinfer-trace",
     ),
 }
+
+
+def place_of(name: str, folder: Path) -> Path:
+    """The folder of a source, below that of them all."""
+    origin = ORIGINS.get(name)
+    return folder / (origin.folder if origin is not None and origin.folder else name)
 
 
 class Locked(BaseModel):

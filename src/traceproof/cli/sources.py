@@ -13,7 +13,7 @@ from traceproof.bumps import Bisection, CommitVerdict, GroundTruthTrial, worst
 from traceproof.checkouts.checkout import clone_all, record_of, write_records
 from traceproof.checkouts.gitrun import Git, GitError, Patience, available
 from traceproof.checkouts.packages import newest
-from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock
+from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, place_of, read_lock, resolve, write_lock
 from traceproof.checkouts.sources import CommitTree, FileTree, FolderTree, changed_between
 from traceproof.cli import options, run
 from traceproof.dataset.fetch import fetch
@@ -85,7 +85,7 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
             failed[name] = str(error)
     tagged = {name for name in pins if name in ORIGINS and name not in chosen and name not in urls and not pinned}
     brought, completed = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
-    records = {name: record_of(folder / name, None) | {"error": text} for name, text in failed.items()} | brought
+    records = {name: record_of(place_of(name, folder), None) | {"error": text} for name, text in failed.items()} | brought
     value = write_records(folder, records)
     failed = {name: record["error"] for name, record in records.items() if "error" in record}
     now = read_lock(place)  # another process may have changed it

@@ -35,6 +35,7 @@ class SourceOrigin:
     folders: tuple[str, ...] = ()  # cone patterns of a sparse checkout; empty: all files
     submodules: tuple[str, ...] = ()  # submodules that its kernels are compiled against
     place: str = ""  # folder of the repository that has the package; empty: its root
+    folder: str = ""  # its folder among the sources; empty: its name
     # what a build adds to the package: name in `<package>/data` -> path in the repository
     data: Mapping[str, str] = field(default_factory=dict)
 
