@@ -85,7 +85,9 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
             failed[name] = str(error)
     tagged = {name for name in pins if name in ORIGINS and name not in chosen and name not in urls and not pinned}
     brought, completed = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
-    records = {name: record_of(place_of(name, folder), None) | {"error": text} for name, text in failed.items()} | brought
+    records = {
+        name: record_of(place_of(name, folder), None) | {"error": text} for name, text in failed.items()
+    } | brought
     value = write_records(folder, records)
     failed = {name: record["error"] for name, record in records.items() if "error" in record}
     now = read_lock(place)  # another process may have changed it
