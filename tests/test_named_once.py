@@ -31,7 +31,7 @@ KNOWN = frozenset(registry.known())
 FOREIGN = {
     (SOURCE / "extract/bootstrap/transformers_model.py", "softcap"),
     (SOURCE / "lint/dataset.py", "quantization"),
-    (SOURCE / "extract/kernels.py", "mamba"),
+    (SOURCE / "extract/pipeline.py", "mamba"),
     (SOURCE / "ops/families/product.py", "activation"),  # a fact of a module, as SGLang names it
     *(  # as a word for a number
         (SOURCE / f"{name}.py", "topk")
