@@ -66,10 +66,10 @@ class Figures:
             finite = torch.isfinite(actual) & torch.isfinite(expected)
             a, e = actual[finite], expected[finite]
             self._hits += int((_same(actual, expected) & ~finite).sum())
-        error = (a - e).abs()
+        error, magnitude = (a - e).abs_(), e.abs()
         self._elements += actual.numel()
         self._finite += a.numel()
-        allowed = self._row.atol + self._row.rtol * e.abs()
+        allowed = (magnitude * self._row.rtol).add_(self._row.atol)
         self._hits += int((error <= allowed).sum())
         most = float(error.max()) if all_are_finite and a.numel() else math.inf
         # mostly none is worse than those known, and a search for the largest costs a tenth of the figures
@@ -84,7 +84,7 @@ class Figures:
         share = error / allowed.clamp_min_(TINY)
         self.excess = max(self.excess, float(share.max()))
         self._count(share)
-        relative = error / e.abs().clamp_min(torch.finfo(torch.float32).tiny)
+        relative = error / magnitude.clamp_min_(torch.finfo(torch.float32).tiny)
         self._max_abs = max(self._max_abs, most if all_are_finite else float(error.max()))
         self._max_rel = max(self._max_rel, float(relative.max()))
         self._sum_abs += float(error.sum())

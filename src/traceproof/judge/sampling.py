@@ -274,19 +274,17 @@ def _tempered(alike: Alike) -> Iterator[Test]:
     log_q = torch.where(shared > 0, shared, 1.0).log()
     total = float((drawn * log_q).sum())
 
-    def tilted(power: float) -> tuple[float, float]:
-        """The sum's excess over what q ** `power` expects, and that power's log-likelihood ratio against q."""
-        exponents = (power * log_q).masked_fill(shared == 0, -math.inf)
-        expected = trials @ (torch.softmax(exponents, -1) * log_q).sum(-1)
-        ratio = (power - 1) * total - float(trials @ torch.logsumexp(exponents, -1))
-        return total - float(expected), ratio
+    def tilted(power: float) -> torch.Tensor:
+        """Logarithms of q ** `power`, up to a row's constant."""
+        return (power * log_q).masked_fill(shared == 0, -math.inf)
 
     low, high = 1 - LARGEST_TILT, 1 + LARGEST_TILT
-    for _ in range(BISECTIONS if len(shared) else 0):  # bisection: the ratio is concave in the power
+    for _ in range(BISECTIONS if len(shared) else 0):  # bisection: the likelihood ratio is concave in the power
         middle = (low + high) / 2
-        low, high = (middle, high) if tilted(middle)[0] > 0 else (low, middle)
+        expected = trials @ (torch.softmax(tilted(middle), -1) * log_q).sum(-1)
+        low, high = (middle, high) if total - float(expected) > 0 else (low, middle)
     power = (low + high) / 2
-    ratio = tilted(power)[1] if len(shared) else 0.0
+    ratio = (power - 1) * total - float(trials @ torch.logsumexp(tilted(power), -1)) if len(shared) else 0.0
     what = f"all rows pooled: drawn as if from the distribution to the power of {power:.3f}"
     yield Test(-max(ratio, 0.0), 2, what)
 

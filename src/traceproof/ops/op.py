@@ -597,11 +597,13 @@ class Op:
         entries = self.oracle(definition, inputs)
         entries |= {f"{name}@baseline": value for name, value in baselines.items()}
         if nonfinite:
-            shown = self._shown(definition, inputs, nonfinite)
+            shown = self._shown(definition, inputs, nonfinite, entries)
             entries |= {f"{name}@seen": mask for name, mask in shown.items()}
         return entries
 
-    def _shown(self, definition: Definition, inputs: Values, nonfinite: Collection[str]) -> Tensors:
+    def _shown(
+        self, definition: Definition, inputs: Values, nonfinite: Collection[str], entries: Tensors
+    ) -> Tensors:
         """By output, a bool mask of the elements in which every right kernel shows NaN or infinities of inputs.
 
         A kernel may skip a product with zero, in which the oracle shows NaN. So an element counts only if it
@@ -615,7 +617,8 @@ class Op:
 
         all_finite = oracle()
         changed = [oracle(**{name: other[name]}) for name in nonfinite]
-        alone = [oracle(**{name: inputs[name]}) for name in nonfinite]
+        # `entries` are the oracle's: those of a single input, too
+        alone = [oracle(**{name: inputs[name]}) if len(nonfinite) > 1 else entries for name in nonfinite]
         shown = {}
         for name in definition.outputs.keys() & all_finite.keys():
             depends = torch.stack([all_finite[name] != one[name] for one in changed])

@@ -51,15 +51,16 @@ def wait_asleep(device: torch.device) -> None:
             driver.cuDevicePrimaryCtxSetFlags_v2(place, SLEEPING)
 
 
-def keep_memory() -> None:
-    """Make this process keep up to 256 MiB of freed memory for itself.
+def keep_memory(*, large: bool = True) -> None:
+    """Make this process keep up to 1 GiB of freed memory for itself; without `large`, none of large blocks.
 
     glibc returns large blocks to the kernel at once, and the next temporary faults them in again page by page:
     half of the time of arithmetic on tensors of megabytes. So all blocks come from one heap, trimmed late.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
-        for option, value in ((-4, 0), (-8, 1), (-1, 256 << 20)):  # M_MMAP_MAX, M_ARENA_MAX, M_TRIM_THRESHOLD
+        # M_MMAP_MAX, M_MMAP_THRESHOLD (blocks from here on are large), M_ARENA_MAX, M_TRIM_THRESHOLD
+        for option, value in ((-4, 0 if large else 1 << 16), (-3, 32 << 20), (-8, 1), (-1, 1 << 30)):
             libc.mallopt(option, value)
 
 

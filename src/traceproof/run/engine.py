@@ -300,8 +300,6 @@ class DefinitionRun:
         all_rows += sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
         return all_rows
 
-    # One case.
-
     def each(
         self, cases: Iterable[PlannedCase], call: Caller | None = None, name: str = REFERENCE
     ) -> Iterator[JudgedCase]:
@@ -445,8 +443,6 @@ class DefinitionRun:
             verdicts = {row.verdict for row in rows}
             worst = next(one for one in WORST_FIRST if one in verdicts)
             self.settings.progress(name, self.definition.name, planned.id, str(worst))
-
-    # The reference.
 
     def _with_reference(self, plain: Sequence[PlannedCase], hidden: Sequence[PlannedCase]) -> None:
         """All cases with the reference; then one with other fill and hidden ones, on a CPU in a new process."""

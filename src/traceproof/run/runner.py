@@ -48,6 +48,7 @@ FIRST = -1  # stream priority: its small kernels must not wait for large ones of
 CALLS_SECONDS = 0.25  # for calls before the one that counts: code that counts its calls may turn wrong
 # Outputs of the last KEPT_CALLS calls, each of up to KEPT_BYTES, are checked after a call: they must not change.
 KEPT_CALLS, KEPT_BYTES = 3, 1 << 20
+ONE_HEAP_BYTES = 512 << 20  # of inputs, at most: with larger ones, gaps in the heap could reach the memory limit
 FOLDER = "compiled"  # of compiled kernels, in the scratch folder
 PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # environment variables that say where a package compiles to
 GROUP = "__grp__*"  # written last by Triton: a kernel's folder that holds one is complete
@@ -123,6 +124,8 @@ class _Caller:
         given, out = (mmap.mmap(descriptor, 0) for descriptor in item[FILES])
         for descriptor in item[FILES]:
             os.close(descriptor)
+        if not self._gpu:
+            calls.keep_memory(large=len(given) <= ONE_HEAP_BYTES)
         mapped = tensors.values_in(given, item["inputs"])
         calls.FENCES[:] = [calls.Fences(at_end=item["how"] == FENCED_BEHIND)] if item["how"] in FENCED else []
         inputs, before = self._placed(item, given, mapped)
