@@ -118,6 +118,10 @@ class Op:
         unread: Mapping[str, str] = NOTHING,  # inputs on which no output depends, each with why
         writes: Collection[str] = (),  # inputs that a call writes to without an output that stands for them
         positive: Collection[str] = (),  # more inputs that are never negative, as scales and probabilities are
+        # inputs of which one element at an end of a tile decides each row in a case of `boundaries`; by letter,
+        # sizes of var axes in that case that are not BOUNDARY_ROWS
+        decisive: Sequence[str] = (),
+        decisive_sizes: Mapping[str, int] = NOTHING,
         uneven: str = "",  # letters of axes that kernels are compiled for in multiples of 16; see `errors`
         # Comparisons.
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
@@ -142,6 +146,7 @@ class Op:
         self.mutants, self.other_forms, self.uneven, self.synonyms = mutants, other_forms, uneven, synonyms
         of_axes = (name for name, value in scalars.items() if callable(value))
         self.sizes_in_numbers = {*(sizes_in_numbers or self.sizes_in_numbers), *of_axes}
+        self.decisive, self.decisive_sizes = decisive, decisive_sizes
         self.truths: dict[str, list[Adapter]] = {}  # by ground truth: its calls, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
         self.matched: tuple[Definition, Form] | None = None  # the definition that `form` matched last, its form
@@ -389,9 +394,15 @@ class Op:
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Cases, only for kernels, in which one element at the begin or end of a tile decides each row.
 
-        The default: one, if rows are independent and `adversarial` has outliers. Not in a subclass: attention's
-        ordinary cases lean to such keys.
+        The default: one, if the op has `decisive` inputs, or rows are independent and `adversarial` has outliers.
+        The latter not in a subclass: attention's ordinary cases lean to such keys.
         """
+        if decisive := [name for name in self.decisive if name in definition.inputs]:
+            letters, axes = self.letters(definition), dict.fromkeys(definition.var_axes, BOUNDARY_ROWS)
+            axes |= {letters[one]: size for one, size in self.decisive_sizes.items()}
+            plain = self.settled(definition, Case("", "", axes, seed))
+            yield at_boundaries(plain.axes, decisive, seed)
+            return
         rows = self.row_axis(definition)
         shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
         names = [name for name in shapes if self._is_adversarial(name, shapes[name]) and name not in self.draws]

@@ -57,7 +57,7 @@ STACK = Stack(
             "sglang.kernels.ops.attention.fla.chunk:chunk_gated_delta_rule",
             "sglang.srt.layers.attention.fla.chunk:chunk_gated_delta_rule",
         ),
-        "recurrent": (
+        "recurrent_v_first": (
             "sglang.kernels.ops.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
             "sglang.srt.layers.attention.fla.fused_recurrent:fused_recurrent_gated_delta_rule",
         ),

@@ -14,7 +14,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.attention_inputs import starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
-from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
+from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.formats import to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
@@ -535,12 +535,6 @@ def opposite(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class Step(Op):
     """A decode step of one row per sequence, over a pool of states."""
 
-    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """A case in which one channel of the hidden states decides a row's gates."""
-        if "hidden_states" in definition.inputs:
-            axes = self.settled(definition, self.case(definition, "", {"b": BOUNDARY_ROWS}, seed)).axes
-            yield at_boundaries(axes, ["hidden_states"], seed)
-
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
         """Outputs and inputs that are written to, without those that the definition also has as `<name>_out`."""
         specs = super().judged(definition).items()
@@ -571,6 +565,7 @@ STEPS: Any = {
     "coupled": True,
     "scalars": {"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
     "positive": ("beta_cache",),
+    "decisive": ("hidden_states",),  # decide a row's gates
     "sizes": {
         "b": (1, 2, 4, 16, 5),
         "n": lambda size: size["b"],

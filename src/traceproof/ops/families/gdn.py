@@ -365,22 +365,26 @@ def arguments(definition: Definition, inputs: Given) -> dict[str, Any]:
     return {**tensors, "scale": scale_of(inputs), "use_qk_l2norm_in_kernel": normalises(definition)}
 
 
-def by_token(api: Api, definition: Definition, inputs: Given, *, flipped: bool) -> Outputs:
-    """Decode or mtp by the recurrent kernel of FLA or SGLang's copy; `flipped`: its states are [.., K, V]."""
+TRITON: Any = {"accepts": keys_are_last, "sm": SM80}
+
+
+@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule", "recurrent_v_first", serves=DECODE.names, **TRITON)
+@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=OF_POOL, **TRITON)
+@GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, **TRITON)
+def _by_token(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Decode or mtp by the recurrent kernel of FLA, whose states are [.., K, V], or by SGLang's copy."""
+    [(key, recurrent)] = api.items()
+    flipped = key == "recurrent"
     pool = inputs["initial_state"].clone() if is_mtp(inputs) else state_of(inputs)
     slots = inputs["initial_state_indices"].long() if is_mtp(inputs) else slice(None)
     states = pool[slots].transpose(-1, -2).contiguous() if flipped else pool[slots]
-    output, after = api["recurrent"](
-        **arguments(definition, inputs), initial_state=states, output_final_state=True
-    )
+    output, after = recurrent(**arguments(definition, inputs), initial_state=states, output_final_state=True)
     after = after.transpose(-1, -2).contiguous() if flipped else after
     if not is_mtp(inputs):
         return {"output": output, "new_state": after}
     pool[slots] = after
     return {"output": output, "final_state": pool}
 
-
-TRITON: Any = {"accepts": keys_are_last, "sm": SM80}
 
 # FlashInfer, whose states are [.., V, K] as in definitions.
 
@@ -448,11 +452,6 @@ def _flashinfer_prefill(api: Api, definition: Definition, inputs: Given) -> Outp
 # SGLang: its own branch of FLA's Triton kernels, with states [.., V, K].
 
 
-@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, **TRITON)
-def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return by_token(api, definition, inputs, flipped=False)
-
-
 @GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=OF_POOL, **TRITON)
 def _sglang_mtp(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """The call updates the named slots of the pool in place, so it gets a copy."""
@@ -483,12 +482,6 @@ def _sglang_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 # Flash Linear Attention, pure Triton. Arguments go by keyword: the two functions order them differently. States
 # are [.., K, V] there, and are transposed before and after: the option that avoids it has changed its name.
-
-
-@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=OF_POOL, **TRITON)
-@GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, **TRITON)
-def _fla_by_token(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return by_token(api, definition, inputs, flipped=True)
 
 
 @GDN.truth("fla", "chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, **TRITON)

@@ -16,7 +16,7 @@ from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far, gates
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Value, Values
-from traceproof.ops.cases import BOUNDARY_ROWS, UNUSUAL, Case, at_boundaries, boundaries
+from traceproof.ops.cases import BOUNDARY_ROWS, UNUSUAL, Case, boundaries
 from traceproof.ops.compare import Close
 from traceproof.ops.families.delta import CHUNKED
 from traceproof.ops.far import Far
@@ -129,11 +129,6 @@ class MambaSsu(Op):
         for kind in ("tiny", "outlier", "slow", "long", "saturated"):
             yield self.case(definition, f"adversarial-{kind}", {"b": 3, "s": 5}, seed, {"kind": kind})
 
-    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """One channel of the state decides an output; slots are the first, the last, those at tiles' borders."""
-        plain = self.case(definition, "", {"b": BOUNDARY_ROWS, "s": BOUNDARY_ROWS + 4}, seed, {})
-        yield at_boundaries(plain.axes, ["C"], seed)
-
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Five rows in an enlarged cache, in which half of their slots have far addresses."""
         params = {far.SIZE: self.enlarged(definition).size(definition, 6)}
@@ -167,6 +162,8 @@ MAMBA_SSU = MambaSsu(
     staged=True,
     requires=grouped,
     sizes={"s": ()},
+    decisive=("C",),
+    decisive_sizes={"s": BOUNDARY_ROWS + 4},  # slots: the first, the last, those at tiles' borders
     draws={
         **dict.fromkeys(("state", "x", "B", "C"), vectors),
         **dict.fromkeys(("dt", "A", "D", "dt_bias"), per_head),
@@ -419,11 +416,6 @@ class Stepped(Op):
             return 0
         return super().value(definition, name, spec, case, draw)
 
-    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """A case in which one channel of the state decides an output."""
-        axes = dict.fromkeys(definition.var_axes, BOUNDARY_ROWS)
-        yield at_boundaries(axes, ["C"], seed)
-
 
 MAMBA = Stepped(
     "mamba",
@@ -432,6 +424,7 @@ MAMBA = Stepped(
     ),
     family="mamba",
     draws=dict.fromkeys(("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias"), scanned),
+    decisive=("C",),
     scalars={"dt_softplus": 1},
     lossless=lambda _: {
         "state": whole(127),

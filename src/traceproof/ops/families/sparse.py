@@ -17,7 +17,7 @@ from traceproof.ops.attention import Span, attention
 from traceproof.ops.attention_inputs import PageTable, Planned, tiny
 from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.base import Tensors, Values, ordered, specified
-from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
+from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import LATENT_SIZES, SDPA, by_sdpa, differs, workspace
 from traceproof.ops.families.blockscaled import ANY_BYTES, of_codes
@@ -736,20 +736,13 @@ MSA_TOPK.called(
 )
 
 
-class TopK(Op):
-    """Top-k of logits, whose kernels also get a case of rows that are decided at the ends of tiles."""
-
-    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """A case whose rows have the largest logit at ends of tiles, one after the other."""
-        yield at_boundaries(dict.fromkeys(definition.var_axes, BOUNDARY_ROWS), ["logits"], seed)
-
-
-TOPK = TopK(
+TOPK = Op(
     "topk",
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest_logits),
     family="dsa",
     scalars={"top_k": lambda at: at["k"]},
     draws={"seq_lens": lengths_drawn},
+    decisive=("logits",),
     independent_rows=False,
     gates={"indices": IndexSet()},
     unusual=LARGE_AND_SMALL,
