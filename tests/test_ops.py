@@ -539,3 +539,17 @@ def test_a_gated_delta_rule_states_that_values_are_last_in_its_states(form: str)
             found |= {ruling.verdict for ruling in rulings.values()}
         assert found == verdicts
         assert (lookup.adapter("fla", definition) is None) == (name == "v_last")
+
+
+def test_a_rotation_of_const_heads_has_an_oracle_whatever_their_numbers() -> None:
+    entry = ops.load("rope", "rope_with_cos_sin_cache_neox_style_d64_rd32").as_json()
+    for name, count in (("num_qo_heads", 6), ("num_kv_heads", 4)):
+        entry["axes"][name] = {"type": "const", "value": count}
+    definition = Definition.model_validate(entry)
+    op, unknown = registry.for_definition(definition)
+    assert unknown is None
+    case = ops.case_named(definition, "medium-0")
+    for one in (case, op.of_size(definition, case, 9, long=False)):
+        values = ops.inputs_of(definition, one)
+        rulings = ops.judged(definition, one, ops.reference(definition, values), ops.truth(definition, values))
+        assert {ruling.verdict for ruling in rulings.values()} == {Verdict.PASS}

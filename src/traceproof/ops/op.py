@@ -292,9 +292,10 @@ class Op:
         known = {**const, **{letter: const[axis] for letter, axis in letters.items() if axis in const}}
         for letter, size in self.sizes.items():
             if callable(size) and letter in known:
-                with suppress(KeyError):  # it follows from an axis that is var
-                    if size(known) != known[letter]:
-                        return f"{letters[letter]} is {known[letter]}, and {size(known)} by the other axes"
+                others = {name: number for name, number in known.items() if name != letter}
+                with suppress(KeyError):  # it follows from an axis that is var, or bounds its own where it is
+                    if size(others) != known[letter]:
+                        return f"{letters[letter]} is {known[letter]}, and {size(others)} by the other axes"
         if self.independent_rows and self._rows(definition) is None:
             return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
         return f"the axes {unsized} are var" if unsized else None
