@@ -153,12 +153,12 @@ class Call:
         """Add the import, constant or function that a name refers to in a module."""
         if value is torch:
             return
-        if get_origin(value) is Mapping:  # this package's name for Mapping
+        if get_origin(value) in {Mapping, dict}:  # this package's name for them
             self.mappings.add(name)
         elif isinstance(value, FunctionType) and value.__module__.startswith(f"{OURS}."):
             self._add(value)
-            if value.__name__ != name:
-                self.constants[name] = f"{name} = {value.__name__}"
+            if value.__name__ != name:  # behind the function, which it needs
+                self.functions[name] = value, f"{name} = {value.__name__}"
         elif statements := [line for line in _imports(module).get(name, ()) if OURS not in line]:
             self.imports |= set(statements)
         else:
