@@ -31,11 +31,17 @@ from traceproof.extract.pipeline import (
     write_sharing,
 )
 from traceproof.extract.reading import ReaderEnvironment
-from traceproof.ops.families.norm import norm_draft as norm
+from traceproof.models.drafts import Draft, draft
+from traceproof.ops.families.norm import RMSNORM
+
+
+def norm(eps: float) -> Draft:
+    values = {"kind": RMSNORM.op_type, "hidden_size": 64, "eps": eps, "shown": f"{eps:g}", "note": ""}
+    return draft(RMSNORM.op_type, RMSNORM.op_type, values)
 
 
 def eps_norm(eps: float, *models: str) -> Definition:
-    return drafted(norm(64, eps, variant="plain", fused=False), [f"model:{model}" for model in models])
+    return drafted(norm(eps), [f"model:{model}" for model in models])
 
 
 def alike(pairs: Sequence[tuple[Definition, str]]) -> list[CheckResult]:
@@ -160,12 +166,12 @@ def test_what_no_definition_describes_is_said_by_kind() -> None:
 
 
 def test_two_models_with_another_eps_clash_and_the_second_is_renamed() -> None:
-    [(draft, use), *_] = uses_of(named("llama_3_1_70b"), "llama")
-    one, other = norm(64, 1e-6, variant="plain", fused=False), norm(64, 1e-5, variant="plain", fused=False)
+    [(first, use), *_] = uses_of(named("llama_3_1_70b"), "llama")
+    one, other = norm(1e-6), norm(1e-5)
     wanted, [clash] = collect([(one, use), (other, use), (other, use), (one, use)])
     assert [(item.name, len(item.uses)) for item in wanted] == [("rmsnorm_h64", 2), ("rmsnorm_h64_v2", 2)]
     assert clash.differences == ("reference: eps is 1e-06 and 1e-05",)
-    assert draft.name not in {item.name for item in wanted}
+    assert first.name not in {item.name for item in wanted}
 
 
 def test_descriptions_tags_and_spare_axes_do_not_make_another_kernel() -> None:

@@ -425,6 +425,15 @@ def test_tied_experts_can_stand_in_for_each_other(definition: Definition) -> Non
     torch.testing.assert_close(again, first, rtol=1e-12, atol=1e-12)
 
 
+def test_plain_indices_of_experts_weigh_alike_times_the_scaling_factor() -> None:
+    described = next(one for one in ops.definitions("moe") if one.name.startswith("moe_bf16_swiglu_oai")).as_json()
+    del described["inputs"]["topk_weights"]
+    described["inputs"]["routed_scaling_factor"] = {"shape": None, "dtype": "float32"}
+    values: Values = {"topk_ids": torch.tensor([[0, 3], [2, 1]]), "routed_scaling_factor": 2.5}
+    chosen_experts = choice_of(Wide(Definition.model_validate(described), values, torch.float64))
+    assert chosen_experts.weights.tolist() == [[1.25, 1.25]] * 2
+
+
 # Number formats: what they hold exactly and how they round.
 
 

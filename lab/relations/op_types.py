@@ -27,7 +27,6 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Tensors, Values, taken
 from traceproof.ops.batch import batch_of
 from traceproof.ops.families.expert import OF_EXPERTS
-from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of
 from traceproof.ops.gates import state_names
 from traceproof.ops.op import Subject
@@ -38,25 +37,22 @@ from traceproof.ops.op import Subject
 def _doubled_a(subject: Subject) -> Experiment | None:
     if "tiny" in subject.case.params.get("rows", ()):
         return None  # products below float16's normal numbers round more coarsely than their doubles
-    names = roles(subject.definition)
-    values = subject.with_inputs(**{names.a: 2 * subject.tensor(names.a)})
-    return other_inputs(values, right=times(2, names.c))
+    return other_inputs(subject.with_inputs(A=2 * subject.tensor("A")), right=times(2, "C"))
 
 
 def _k_split(subject: Subject) -> Experiment:
     """The first half of K with the rest zero, and the other way round, add up."""
-    names = roles(subject.definition)
-    a = subject.tensor(names.a)
+    a = subject.tensor("A")
     first = torch.arange(a.shape[1]) < a.shape[1] // 2
     halves = (a.masked_fill(~first, 0), a.masked_fill(first, 0))
-    return Experiment(tuple(subject.with_inputs(**{names.a: half}) for half in halves), added)
+    return Experiment(tuple(subject.with_inputs(A=half) for half in halves), added)
 
 
 GEMM = (
     *BATCH,
     Relation("A doubled", _doubled_a, exact=True),
     Relation("K permuted", lambda one: permuted(dict.fromkeys(one.definition.inputs, 1))(one)),
-    Relation("rows of B permuted", lambda subject: permuted({roles(subject.definition).b: 0}, 1)(subject)),
+    Relation("rows of B permuted", permuted({"B": 0}, 1)),
     Relation("K split and added", _k_split),
 )
 

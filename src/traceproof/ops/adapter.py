@@ -226,6 +226,6 @@ def sizes(definition: Definition, inputs: Values) -> dict[str, int]:
 
 
 def dim(definition: Definition, name: str, axis: int) -> int | None:
-    """Size of an input's axis if the definition fixes it. A negative `axis` counts from the last."""
-    shape = definition.inputs[name].shape or ()
+    """Size of an input's or output's axis if the definition fixes it. A negative `axis` counts from the last."""
+    shape = {**definition.outputs, **definition.inputs}[name].shape or ()
     return definition.const_axes.get(shape[axis])

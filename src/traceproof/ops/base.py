@@ -75,7 +75,8 @@ def specified(
 
 def rounded(definition: Definition, values: Tensors) -> Tensors:
     """The definition's outputs out of `values`, each converted to its dtype."""
-    return {name: values[name].to(dtype_of(spec)) for name, spec in definition.outputs.items()}
+    dtypes = {name: dtype_of(spec) for name, spec in definition.outputs.items()}
+    return {name: values[name].to(dtype) for name, dtype in dtypes.items()}
 
 
 def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from traceproof.dataset.constraints import broken, text_of
 from traceproof.dataset.hints import Role, role_of
@@ -44,6 +44,7 @@ QUERIES = ("q", "q_nope", "q_pe")
 STAND_INS = (0.5, -1.5)  # finite numbers in place of NaN and infinities; outputs that differ depend on them
 # Least size of an axis that is scaled down: enough elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
+Entry = TypeVar("Entry")
 BEYOND = 1 << 24  # index of a row, a page or a slot that no input has
 TOO_MANY = "more than there are"  # what is wrong with a `top_k` of BEYOND
 UNEVEN, UNEVEN_LESS = "no multiple of 16", 8  # what is wrong with an axis of `uneven` with so many entries less
@@ -61,6 +62,8 @@ class Op:
     An op looks at a definition's axes, inputs and outputs, never at parts of its name or at its reference.
     Constants that are no input (an eps, a number of groups) are in `definition.constants`, with all that states
     them. A subclass does what the arguments can not: lengths of sequences, inputs that depend on others.
+
+    A key of the tables `scalars`, `draws`, `gates`, `roundings`, `unread` and `lossless` may name several things.
     """
 
     # scalar inputs that fit tensors' sizes, or that cases of their own change: hidden cases keep them
@@ -108,9 +111,10 @@ class Op:
         unusual: Mapping[str, Sequence[str]] | None = None,
         # the axis that cases of far addresses enlarge, given the axis of the rows, where these are independent
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),
-        # by input, values for which every correct kernel is exact until it rounds the output (`ops.lossless`);
-        # empty: none are known. All floating-point inputs have some, but for scalars that change nothing
-        lossless: Callable[[Definition], Mapping[str, Exactly]] = lambda _: NOTHING,
+        # by input, values for which every correct kernel is exact until it rounds the output (`ops.lossless`); a
+        # function where they depend on the definition; empty: none are known. All floating-point inputs have some,
+        # but for scalars that change nothing
+        lossless: Mapping[str, Exactly] | Callable[[Definition], Mapping[str, Exactly]] = NOTHING,
         lossless_sizes: Mapping[str, int] = NOTHING,  # sizes of axes in that case, by letter
         # whether correct kernels are as exact on a GPU, where divisions are approximate and products may be split
         exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
@@ -135,14 +139,18 @@ class Op:
     ) -> None:
         self.op_type, self.forms, self.family, self.rules = op_type, forms, family, rules
         self.slow, self.compiles_late, self.staged, self.without_api = slow, compiles_late, staged, without_api
+        scalars = by_name(scalars)
         self.scalars, self.sizes, self.adversarial, self.extremes = scalars, sizes, adversarial, extremes
         self.absent = absent
         self.adversarial_inputs, self.unusual_inputs = frozenset(adversarial_inputs), unusual
-        self.draws, self.adjust, self.requires = draws, adjust, requires
+        self.draws, self.adjust, self.requires = by_name(draws), adjust, requires
         self.tile, self.independent_rows, self.coupled, self.far = tile, independent_rows, coupled, far
-        self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
-        self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
-        self.inputs_unread, self.positive, self.writes = unread, positive, writes
+        self.lossless: Callable[[Definition], Mapping[str, Exactly]]
+        self.lossless = lambda one: by_name(lossless(one) if callable(lossless) else lossless)
+        self.lossless_sizes, self.exact_on_gpu = lossless_sizes, exact_on_gpu
+        self.gates, self.wide_gate, self.roundings = by_name(gates), wide_gate, by_name(roundings)
+        self.inputs_summed, self.inputs_unread = summed, by_name(unread)
+        self.positive, self.writes = positive, writes
         self.mutants, self.other_forms, self.uneven, self.synonyms = mutants, other_forms, uneven, synonyms
         of_axes = (name for name, value in scalars.items() if callable(value))
         self.sizes_in_numbers = {*(sizes_in_numbers or self.sizes_in_numbers), *of_axes}
@@ -163,44 +171,47 @@ class Op:
         """Decorator that registers a call of a package as an adapter of the ground truth `source`.
 
         `name` is shown in messages. `apis` are the API keys that the call uses. `serves` are the inputs and
-        outputs of the definitions that it computes (`adapter.signature`), by default the first form's. `rows` is
-        the input without whose rows it is not called (`Signature.rows`), by default the first; None: it is always
-        called.
+        outputs of the definitions that it computes (`adapter.signature`), by default the first form's; ` | `
+        separates several. `rows` is the input without whose rows it is not called (`Signature.rows`), by default
+        the first; None: it is always called.
         """
 
         def added(call: Call) -> Call:
-            served = serves or self.forms[0].names
-            first = served.split(maxsplit=1)[0] if rows == "" else rows
-            adapter = Adapter(name, signature(served, rows=first), call, apis, **conditions)
-            self.truths.setdefault(source, []).append(adapter)
+            for served in (serves or self.forms[0].names).split(" | "):
+                first = served.split(maxsplit=1)[0] if rows == "" else rows
+                adapter = Adapter(name, signature(served, rows=first), call, apis, **conditions)
+                self.truths.setdefault(source, []).append(adapter)
             return call
 
         return added
 
-    def called(
+    def called(  # noqa: PLR0913 - one call, spelled out
         self,
         function: str,
         serves: str = "",
         *,
         name: str = "",
         more: Callable[[Given], dict[str, Any]] = nothing,
+        written: str = "",
         rows: str | None = None,
         **conditions: Unpack[Conditions],
     ) -> None:
         """Register `module:function` of FlashInfer as a ground truth, with a definition's inputs as keywords.
 
         `more` returns further arguments, which replace inputs of their name; None removes one. It must be a named
-        function, since its text is emitted. The outputs are what the function returns, in order; the argument
-        `output` if it returns None.
+        function, since its text is emitted. The outputs are what the function returns, in order, or copies of the
+        inputs `written`, to which it writes; the argument `output` if it returns None otherwise.
         """
         key, shown = f"flashinfer.{function}", name or function.replace(":", ".")
 
         @self.truth("flashinfer", shown, key, serves=serves, rows=rows, **conditions)
         def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
-            arguments = {name: value for name, value in {**inputs, **more(inputs)}.items() if value is not None}
+            copies = {name: inputs[name].clone() for name in written.split()}
+            given = {**inputs, **copies, **more(inputs)}
+            arguments = {name: value for name, value in given.items() if value is not None}
             returned = api[key](**arguments)
-            if returned is None:
-                returned = arguments.get("output")
+            if copies or returned is None:
+                returned = (*copies.values(),) if copies else arguments.get("output")
             outputs = returned if isinstance(returned, tuple | list) else (returned,)
             return dict(zip(definition.outputs, outputs, strict=False))
 
@@ -733,6 +744,11 @@ class Op:
         """Specs of all that is judged: outputs, then inputs that a call writes to without an output for them."""
         written = sorted(self.mutated(definition) - definition.in_place)
         return {**definition.outputs, **{name: definition.inputs[name] for name in written}}
+
+
+def by_name(table: Mapping[str, Entry]) -> dict[str, Entry]:
+    """A table with a key for each of the names that a key of `table` lists."""
+    return {name: value for names, value in table.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

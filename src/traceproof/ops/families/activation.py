@@ -11,23 +11,17 @@ from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft
 from traceproof.models.reading import KernelCall, ModelModule, Reading
-from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
-from traceproof.ops.base import Tensors
+from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs
+from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.gates import silu
 from traceproof.ops.lossless import SURE, full
-from traceproof.ops.op import Op
+from traceproof.ops.op import LARGE_AND_SMALL, Op
 
 # activation: silu_and_mul, gelu_and_mul, gelu_tanh_and_mul
 
 SILU, GELU, TANH = "silu", "gelu", "gelu_tanh"
-
-
-def activation_of(definition: Definition) -> str | None:
-    """`silu`, `gelu` (by the error function) or `gelu_tanh`; None if nothing states it."""
-    name = definition.constants.get("activation")
-    return name if isinstance(name, str) else None
 
 
 def gelu(gate: torch.Tensor) -> torch.Tensor:
@@ -51,18 +45,7 @@ def activation(
     """`act(x[:, :d]) * x[:, d:]` for x [n, 2 d]; a constant of the definition says which activation."""
     x = wide["input"]
     gate, up = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, -1)
-    return {"output": mix(gate, up, ACTIVATIONS[kind or str(activation_of(wide.definition))])}
-
-
-def unfit_halves(definition: Definition) -> str | None:
-    """The reason why rows have no two halves, or the activation is unknown; None if both are fine."""
-    shapes = [spec.shape or ("", "") for spec in (*definition.inputs.values(), *definition.outputs.values())]
-    wide, narrow = (definition.const_axes.get(shape[1]) for shape in shapes)
-    if wide is None or narrow is None or wide != 2 * narrow:
-        return f"rows of {wide} channels do not halve to {narrow}"
-    if activation_of(definition) is None:
-        return "nobody states one of silu, gelu and gelu by tanh; the reference calls none, or several"
-    return None
+    return {"output": mix(gate, up, ACTIVATIONS[kind or str(wide.definition.constants.get("activation"))])}
 
 
 def gates_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -74,9 +57,14 @@ def gates_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return value
 
 
+def of_kind(*kinds: str) -> Callable[[Definition], bool]:
+    """A test whether a definition states one of these activations."""
+    return lambda definition: definition.constants.get("activation") in kinds
+
+
 def activation_instead(kind: str) -> Mutant:
     """A mutant with the activation `kind`, for definitions of another one."""
-    return Mutant(f"{kind} instead", applies=lambda wide: activation_of(wide.definition) != kind, kind=kind)
+    return Mutant(f"{kind} instead", applies=lambda wide: not of_kind(kind)(wide.definition), kind=kind)
 
 
 def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -87,7 +75,7 @@ def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 ACTIVATION = Op(
     "activation",
-    Form("input[n w] -> output[n h]", activation),
+    Form("input[n w] -> output[n h]", activation, constants=("activation",)),
     family="activation",
     rules=(
         Rule(
@@ -110,9 +98,9 @@ ACTIVATION = Op(
             },
         ),
     ),
-    requires=unfit_halves,
+    sizes={"w": lambda at: 2 * at["h"]},
     draws={"input": gates_drawn},
-    lossless=lambda _: {"input": exact_halves},
+    lossless={"input": exact_halves},
     adversarial={
         "large": {"scale": 8.0},  # gates at which an activation saturates
         "tiny": {"scale": 1e-3},
@@ -130,16 +118,9 @@ ACTIVATION = Op(
         Mutant("added instead of multiplied", mix=lambda gate, up, act: act(gate) + up),
     ),
 )
-IN_FLASHINFER = {kind: f"flashinfer.activation:{kind}_and_mul" for kind in ACTIVATIONS}
-IN_SGLANG = {kind: f"sgl_kernel:{kind}_and_mul" for kind in ACTIVATIONS}
 HALVES = frozenset({"float16", "bfloat16"})  # dtypes of 16 bits
 TORCH_SILU, TORCH_GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
 FORMS_OF_GELU = {GELU: "none", TANH: "tanh"}  # activation -> PyTorch's argument `approximate`
-
-
-def is_kind(*kinds: str) -> Callable[[Definition], bool]:
-    """Return a test whether a definition has one of these activations."""
-    return lambda definition: activation_of(definition) in kinds
 
 
 def _activated(api: Api, _: Definition, inputs: Given) -> Outputs:
@@ -147,30 +128,25 @@ def _activated(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": function(inputs["input"])}
 
 
-for _source, _places, _packages in (("flashinfer", IN_FLASHINFER, ()), ("sglang", IN_SGLANG, ("sgl_kernel",))):
-    for _kind, _place in _places.items():
-        _needs: Any = {"accepts": is_kind(_kind), "dtypes": HALVES, "packages": _packages, "sm": SM75}
+for _kind in ACTIVATIONS:
+    for _source, _module in (("flashinfer", "flashinfer.activation"), ("sglang", "sgl_kernel")):
+        _place, _packages = f"{_module}:{_kind}_and_mul", ("sgl_kernel",) if _source == "sglang" else ()
+        _needs: Any = {"accepts": of_kind(_kind), "dtypes": HALVES, "packages": _packages, "sm": SM75}
         ACTIVATION.truth(_source, _place.replace(":", "."), _place, **_needs)(_activated)
 
 
-@ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, rows=None, accepts=is_kind(SILU))
-@ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, rows=None, accepts=is_kind(GELU, TANH))
+@ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, rows=None, accepts=of_kind(SILU))
+@ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, rows=None, accepts=of_kind(GELU, TANH))
 def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Compute in float32, as kernels do."""
     [act] = api.values()
     gate, up = inputs["input"].float().chunk(2, -1)
-    kind = activation_of(definition)
-    options = {"approximate": FORMS_OF_GELU[str(kind)]} if kind != SILU else {}
-    return {"output": (act(gate, **options) * up).to(dtype_of(definition.outputs["output"]))}
+    kind = str(definition.constants.get("activation"))
+    options = {"approximate": FORMS_OF_GELU[kind]} if kind != SILU else {}
+    return rounded(definition, {"output": act(gate, **options) * up})
 
 
 # SGLang's activations without a gate, which have no op_type; models name them by their function.
 UNGATED = ("ReLU2", "NewGELU", "QuickGELU", "XIELU", "GELU", "ReLU", "SiLU", "GeluAndMulSparse")
-TEXTS = {  # activation -> its text in a reference
-    SILU: "torch.nn.functional.silu(gate)",
-    GELU: "torch.nn.functional.gelu(gate)",
-    TANH: 'torch.nn.functional.gelu(gate, approximate="tanh")',
-}
 
 
 def read_gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
@@ -197,8 +173,8 @@ def activation_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
 def activation_drafts(call: KernelCall, _: Choice) -> list[Draft]:
     """Draft of one activation over halves of `hidden` channels (per GPU)."""
     kind, hidden = call["kind_of"], call["hidden"]
-    values = {"kind": kind, "activation": TEXTS[kind], "hidden": hidden, "both": 2 * hidden}
-    return [draft(ACTIVATION.op_type, "and_mul", values)]
+    values = {"kind": kind, "hidden": hidden, "both": 2 * hidden}
+    return [draft(ACTIVATION.op_type, f"{kind}_and_mul", values)]
 
 
 ACTIVATION.extraction = Extraction(
@@ -257,9 +233,9 @@ CAUSAL_CONV1D = Op(
     sizes={"l": (5, 1, 33, 4, 70)},
     adversarial_inputs=("x", "conv_state"),
     # Not weights, which may meet the zeros before a sequence, or nothing.
-    unusual={**dict.fromkeys(("nan", "inf"), ("x", "bias")), **dict.fromkeys(("large", "small"), ())},
-    lossless=lambda _: {
-        **dict.fromkeys(("x", "conv_state"), full(8, signed=False)),  # so that each sum exceeds 64
+    unusual={**dict.fromkeys(("nan", "inf"), ("x", "bias")), **LARGE_AND_SMALL},
+    lossless={
+        "x conv_state": full(8, signed=False),  # so that each sum exceeds 64
         "weight": full(1, most=4, signed=False),
         "bias": full(6, most=8, signed=False),
     },
@@ -280,17 +256,11 @@ CAUSAL_CONV1D = Op(
 )
 CONV_UPDATE = "sgl_kernel:causal_conv1d_update"
 TORCH_CONV = "torch.nn.functional:conv1d"
-WITH_SILU = True
+WHOLE, STEP = "x weight [bias] -> output", "x conv_state weight [bias] -> output new_state"
+WITH_SILU, PACKAGE = True, ("sgl_kernel",)
 
 
-@CAUSAL_CONV1D.truth(
-    "sglang",
-    "causal_conv1d_update",
-    CONV_UPDATE,
-    serves="x conv_state weight [bias] -> output new_state",
-    packages=("sgl_kernel",),
-    sm=SM80,
-)
+@CAUSAL_CONV1D.truth("sglang", "causal_conv1d_update", CONV_UPDATE, serves=STEP, packages=PACKAGE, sm=SM80)
 def _sglang_step(api: Api, _: Definition, inputs: Given) -> Outputs:
     """The call works in place: x becomes the output. Its state has only the last width - 1 elements."""
     output, state, bias = inputs["x"].clone(), inputs["conv_state"], inputs.get("bias")
@@ -299,16 +269,12 @@ def _sglang_step(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": output, "new_state": torch.cat([state[..., 1:], inputs["x"].unsqueeze(-1)], -1)}
 
 
-@CAUSAL_CONV1D.truth(
-    "torch", "functional.conv1d", TORCH_CONV, TORCH_SILU, serves="x weight [bias] -> output", rows=None
-)
+@CAUSAL_CONV1D.truth("torch", "functional.conv1d", TORCH_CONV, TORCH_SILU, serves=WHOLE, rows=None)
 def _pytorch_conv(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Compute in float32, as kernels do."""
     x, weight, bias = inputs["x"].float(), inputs["weight"].float(), inputs.get("bias")
     bias = None if bias is None else bias.float()
     total = api[TORCH_CONV](x, weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight))
-    y = api[TORCH_SILU](total[..., : x.shape[-1]])
-    return {"output": y.to(dtype_of(definition.outputs["output"]))}
+    return rounded(definition, {"output": api[TORCH_SILU](total[..., : x.shape[-1]])})
 
 
 def conv_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
@@ -323,11 +289,8 @@ def conv_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
 
 def conv_drafts(call: KernelCall, _: Choice) -> list[Draft]:
     """Drafts of whole sequences, and of one token after a state."""
-    biased = bool(call["bias"])
-    texts = {"added": " + bias[:, None].to(torch.float32)", "shifted": " + bias.to(torch.float32)"}
-    values = {**dict(call.facts), **{name: text * biased for name, text in texts.items()}}
-    without = () if biased else ("bias",)
-    return [draft(CAUSAL_CONV1D.op_type, kind, values, without=without) for kind in ("conv", "conv_step")]
+    kinds = ("conv", "conv_step") if call["bias"] else ("conv_no_bias", "conv_step_no_bias")
+    return [draft(CAUSAL_CONV1D.op_type, kind, dict(call.facts)) for kind in kinds]
 
 
 CAUSAL_CONV1D.extraction = Extraction(

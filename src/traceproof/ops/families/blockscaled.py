@@ -40,11 +40,10 @@ from traceproof.ops.formats import (
 from traceproof.ops.formula import Form, Formula, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import sigmoid, silu
 from traceproof.ops.lossless import full
-from traceproof.ops.op import ADVERSARIAL, Op, floats_of
+from traceproof.ops.op import ADVERSARIAL, Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
-    from traceproof.ops.lossless import Exactly
 
 NEAR = 2.0**-21  # relative error of approximate reciprocals: eight float32 roundings
 ROUNDED = 2.0**-8 + NEAR  # and one of bfloat16, where a kernel may keep values in it before it quantises them
@@ -277,22 +276,18 @@ IN_TILES = Mutant("scales row by row", applies=tiled, linear=True)
 # Inputs of quantisers.
 
 
-def of_rows(name: str, factor: str = "") -> Read:
-    """Returns a function that reads rows `name` and their factor, an input (1 if absent)."""
+def of_rows(name: str, factor: str = "", *, gated: bool = False) -> Read:
+    """Returns a function that reads rows `name` and their factor, an input (1 if absent).
 
-    def read(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
-        value = wide.maybe(factor)
-        return wide[name], 1.0 if value is None else value, None
+    With `gated` the rows are act(first half) * second half.
+    """
 
-    return read
-
-
-def of_halves(name: str, factor: str) -> Read:
-    """Returns a function that reads act(first half) * second half of rows `name`, and their factor, an input."""
-
-    def read(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
-        gate, up = wide[name].chunk(2, -1)
-        return act(gate) * up, wide[factor], None
+    def read(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
+        rows, value = wide[name], wide.maybe(factor)
+        if gated:
+            gate, up = rows.chunk(2, -1)
+            rows = act(gate) * up
+        return rows, 1.0 if value is None else value, None
 
     return read
 
@@ -316,10 +311,10 @@ def between(low: float, high: float) -> Drawn:
     return lambda draw, wanted: draw.uniform(wanted.name, wanted.shape, low=low, high=high).to(wanted.dtype)
 
 
-def below(name: str, axis: int = 0, more: int = 0) -> Drawn:
-    """A function that draws whole numbers from 0 to below the size of another input's axis plus `more`."""
+def below(name: str, axis: int = 0, *, more: int = 0, least: int = 0) -> Drawn:
+    """A function that draws whole numbers from `least` to below the size of another input's axis plus `more`."""
     return lambda draw, wanted: draw.integers(
-        wanted.name, wanted.shape, low=0, high=max(wanted.shape_of(name)[axis] + more, 1)
+        wanted.name, wanted.shape, low=least, high=max(wanted.shape_of(name)[axis] + more, 1)
     ).to(wanted.dtype)
 
 
@@ -343,7 +338,6 @@ def of_codes(low: int, high: int) -> Drawn:
 
 
 ANY_BYTES, AROUND_ONE = of_codes(0, 256), of_codes(0x30, 0x40)  # any bits; e4m3 scales from 1/2 to below 2
-TENSOR_SCALES = ("global_scale", "a_global_sf")  # each scales a whole tensor
 ROWS = ("input", "a", "x", "latent_kv", "gated_input", "append_key", "append_value", "append_ckv")
 
 
@@ -374,28 +368,19 @@ def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.cat([torch.full_like(value[..., :half], 64.0), value[..., half:] / 64], -1)
 
 
-def lossless(definition: Definition) -> Mapping[str, Exactly]:
-    """Inputs with exact results: `exact_rows`, or `exact_halves` if rows are gated; 64 as a tensor's scale."""
-    gated = {"x_q": "input", "a_fp4": "a"}  # by an output that only this form has
-    halves = {"gated_input", *(gated[name] for name in definition.outputs if name in gated)}
-    values: dict[str, Exactly] = {}
-    for name in floats_of(definition):
-        values[name] = 64.0 if name in TENSOR_SCALES else exact_halves if name in halves else exact_rows
-    return values
-
-
+GATED = {"input a gated_input": exact_halves, "grad_output": exact_rows, "global_scale a_global_sf": 64.0}
 SHARED: dict[str, Any] = {
-    "lossless": lossless,
+    "lossless": {"input a x latent_kv": exact_rows, "global_scale a_global_sf": 64.0},
     "adjust": vary_blocks,
     "adversarial": {**ADVERSARIAL, "faint": {"scale": 2.0**-16}},
     # of the size of 2,688 (448 * 6) / the largest value
-    "draws": dict.fromkeys(TENSOR_SCALES, between(200.0, 400.0)),
+    "draws": {"global_scale a_global_sf": between(200.0, 400.0)},
     "scalars": {"sf_vec_size": None},
     "adversarial_inputs": ROWS,
     "exact_on_gpu": lambda _: False,  # kernels may multiply by an inexact reciprocal
     "independent_rows": False,  # tiles hold the scales of many rows
     "tile": 128,
-    "positive": TENSOR_SCALES,
+    "positive": ("global_scale", "a_global_sf"),  # each scales a whole tensor
 }
 
 
@@ -540,7 +525,7 @@ class CodedPages:
                     (4 if at["y"] < self.token_bytes else -(-at["y"] // self.token_bytes)) * self.token_bytes
                 ),
             },
-            gates=dict.fromkeys(("cache", "cache_out"), Exact(EITHER, order=self.order)),
+            gates={"cache cache_out": Exact(EITHER, order=self.order)},
             requires=self.misfit,
         )
 
@@ -577,8 +562,13 @@ QUANTIZATION = coded_rows(
         coded_rows(MXFP4, {"a[m k] -> quantized[m p] scales[s]": of_rows("a")}),
         coded_rows(
             NVFP4,
-            {"input[m w] global_scale[o] sf_vec_size? -> x_q[m p] sf[s]": of_halves("input", "global_scale")},
+            {
+                "input[m w] global_scale[o] sf_vec_size? -> x_q[m p] sf[s]": of_rows(
+                    "input", "global_scale", gated=True
+                )
+            },
             near=ROUNDED,
+            lossless=GATED,
             sizes={"s": lambda at: swizzled_size(at["m"], at["w"] // (2 * FP4_BLOCK)), "o": (1,)},
         ),
         coded(
@@ -601,15 +591,20 @@ QUANTIZATION = coded_rows(
 # quantize_fp4, quantize_nvfp4_smooth, activation_quantize
 
 
-OF_ROWS = "input[m k] global_scale[o] -> x_q[m p] sf[m g]"
 SMOOTHED = "x[m n] pre_quant_scale[n] global_scale[o] -> xq[m h] sf[s]"
 QUANTIZE_FP4 = coded(
     "quantize_fp4",
     NVFP4,
-    # Divided, since global_scale multiplies the values when they are decoded.
-    {OF_ROWS: lambda wide, _: (wide["input"], 1 / wide["global_scale"], None)},
+    {
+        # Divided, since global_scale multiplies the values when they are decoded.
+        "input[m k] global_scale[o] -> x_q[m p] sf[m g]": lambda wide, _: (
+            wide["input"],
+            1 / wide["global_scale"],
+            None,
+        )
+    },
     draws={"global_scale": between(1 / 400, 1 / 200)},
-    lossless=lambda _: {"input": exact_rows, "global_scale": 1 / 64},
+    lossless={"input": exact_rows, "global_scale": 1 / 64},
     independent_rows=True,
     family="quantisation",
     sizes={"o": (1,)},
@@ -622,7 +617,7 @@ QUANTIZE_SMOOTH = coded(
     near=ROUNDED,
     scales_layout=swizzle,
     draws={"global_scale": between(200.0, 400.0), "pre_quant_scale": between(0.5, 1.5)},
-    lossless=lambda _: {"x": exact_rows, "pre_quant_scale": 1.0, "global_scale": 64.0},
+    lossless={"x": exact_rows, "pre_quant_scale": 1.0, "global_scale": 64.0},
     family="quantisation",
     sizes={"s": lambda at: swizzled_size(at["m"], at["n"] // FP4_BLOCK), "o": (1,)},
     mutants=(
@@ -650,31 +645,22 @@ def by_rows_and_columns(
     wide: Wide,
     *,
     act: Part = silu,
-    order: Part = same,
-    layout: Part = same,
-    linear: bool = False,
     slope: bool = True,
-    columns: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.mT,
-    **changes: Any,  # noqa: ANN401 - a Coder's fields
+    columns: Part = lambda x: x.mT,
+    **changes: Any,  # noqa: ANN401 - a quantiser's
 ) -> Tensors:
     """mxfp8 codes in blocks along rows, scales in rows, and along columns, scales in tiles; one may be empty."""
-    x, coder = activated(wide, act, slope=slope), Coder(MXFP8_UP, **changes)
-    tiles = unswizzled(swizzle) if linear else swizzle
+    x = activated(wide, act, slope=slope)
+    in_columns: dict[str, Part] = {"codes_layout": lambda codes: codes.mT, "scales_layout": swizzle}
     outputs: Tensors = {}
-    for side, values, codes_layout, scales_layout in (
-        ("row", x, same, same),
-        ("col", columns(x), lambda codes: codes.mT, tiles),
-    ):
+    for side, values, layouts in (("row", x, {}), ("col", columns(x), in_columns)):
         names = (f"{side}_output", f"{side}_scales")
-        if len(wide.definition.outputs[names[0]].shape or ()) == 1:  # not asked for, and empty
-            for name in names:
-                outputs[name] = torch.zeros(0, dtype=wide.dtype)
-                outputs[f"{name}@low"] = outputs[f"{name}@high"] = torch.zeros(0, 1)
-            continue
-        codes, scales = coder.encode(values)
-        bounds = coder.allowed(values, ROUNDED) if wide.dtype == torch.float64 else (None, None)
-        outputs |= coded_output(wide, names[0], order(codes), form=E4M3, bounds=bounds[0], layout=codes_layout)
-        outputs |= coded_output(wide, names[1], layout(scales), form=E8M0, bounds=bounds[1], layout=scales_layout)
+        if len(wide.definition.outputs[names[0]].shape or ()) > 1:
+            of_side = quantiser(MXFP8_UP, lambda *_, x=values: (x, 1.0, None), *names, near=ROUNDED, **layouts)
+            outputs |= of_side(wide, **changes)
+        else:  # not asked for, and empty
+            outputs |= {name: torch.zeros(0, dtype=wide.dtype) for name in names}
+            outputs |= {f"{name}@{end}": torch.zeros(0, 1) for name in names for end in ("low", "high")}
     return outputs
 
 
@@ -687,12 +673,11 @@ def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FB
     return Op(
         "activation_quantize",
         Form(f"gated_input[m w] rowwise colwise grad_output[m k]? -> {outputs}", by_rows_and_columns),
-        **SHARED | {"scalars": {"rowwise": rows, "colwise": columns}, "draws": {}},
-        unread=dict.fromkeys(("rowwise", "colwise"), "the outputs' shapes say it"),
+        **SHARED | {"scalars": {"rowwise": rows, "colwise": columns}, "draws": {}, "lossless": GATED},
+        unread={"rowwise colwise": "the outputs' shapes say it"},
         sizes_in_numbers=("rowwise", "colwise"),
         sizes={"m": lambda at: -(-at["m"] // 128) * 128, "s": lambda at: at["m"] * at["o"] // MX_BLOCK},
-        gates=dict.fromkeys(("row_output", "col_output"), GATES[E4M3])
-        | dict.fromkeys(("row_scales", "col_scales"), GATES[E8M0]),
+        gates={"row_output col_output": GATES[E4M3], "row_scales col_scales": GATES[E8M0]},
         **facts,
     )
 
@@ -718,8 +703,13 @@ ACTIVATION_QUANTIZE = gated_in(
         coded(  # rows of several experts, all of which count
             "activation_quantize",
             NVFP4,
-            {"a[b m w] mask[*]? a_global_sf[o] -> a_fp4[b m p] a_sf[b m g]": of_halves("a", "a_global_sf")},
+            {
+                "a[b m w] mask[*]? a_global_sf[o] -> a_fp4[b m p] a_sf[b m g]": of_rows(
+                    "a", "a_global_sf", gated=True
+                )
+            },
             near=ROUNDED,
+            lossless=GATED,
             absent=("mask",),
             unread={"mask": "all rows count"},
             sizes={
@@ -784,17 +774,17 @@ DEQUANTIZE_FP4 = Op(
         "p": lambda at: at["b"] * at["n"] + 2,
     },
     draws={
-        **dict.fromkeys(("paged_k_cache", "paged_v_cache"), ANY_BYTES),
-        **dict.fromkeys(("k_scales", "v_scales"), AROUND_ONE),
-        **dict.fromkeys(("k_scale", "v_scale"), between(0.5, 1.5)),
+        "paged_k_cache paged_v_cache": ANY_BYTES,
+        "k_scales v_scales": AROUND_ONE,
+        "k_scale v_scale": between(0.5, 1.5),
         "block_tables": below("paged_k_cache"),
         "seq_lens": below("output_k", 1, more=1),
     },
     adversarial={},
-    lossless=lambda _: {
-        **dict.fromkeys(("k_scale", "v_scale"), 257 / 256),  # of more bits than bfloat16 holds
-        **dict.fromkeys(("k_scales", "v_scales"), AROUND_ONE),
-        **dict.fromkeys(("output_k", "output_v"), full(0)),
+    lossless={
+        "k_scale v_scale": 257 / 256,  # of more bits than bfloat16 holds
+        "k_scales v_scales": AROUND_ONE,
+        "output_k output_v": full(0),
     },
     mutants=(
         Mutant("neighbours exchanged", order=lambda codes: in_blocks(codes, 2).flip(-1).flatten(-2)),
@@ -874,8 +864,6 @@ for _name, (_op, _arguments, _outputs) in IN_ORDER.items():
     )(in_tiles(f"flashinfer:{_name}", _arguments, _outputs))
 KV_QUANTIZE = "flashinfer:nvfp4_kv_quantize"
 SCALED = "flashinfer:silu_and_mul_scaled_nvfp4_experts_quantize"
-
-
 QUANTIZATION.called("quantization:mxfp8_grouped_quantize", "a mask -> x_q sf", rows="a", sm=SM100)
 
 
@@ -921,19 +909,16 @@ for _direction, _gradient in (("forward", ""), ("backward", " grad_output")):
 def pages_of(cache: CodedPages, kind: str) -> None:
     """Declare FlashInfer's functions that write these pages: whole ones, and single slots."""
     pack_pages, append = (f"dsv41_{kind}_quantize_{verb}_sparse_mla_cache" for verb in ("pack", "append"))
-    of_kind = partial(QUANTIZATION.truth, "flashinfer", accepts=lambda one: cache.misfit(one) is None, sm=SM120)
+    of_kind: Any = {"accepts": lambda one: cache.misfit(one) is None, "sm": SM120}
+    key = f"flashinfer.mla:{pack_pages}"
 
-    @of_kind(pack_pages, f"flashinfer.mla:{pack_pages}", serves="latent_kv [kv_layout] -> cache")
+    @QUANTIZATION.truth("flashinfer", pack_pages, key, serves="latent_kv [kv_layout] -> cache", **of_kind)
     def _(api: Api, definition: Definition, inputs: Given) -> Outputs:
-        heads = definition.const_axes.get((definition.outputs["cache"].shape or ("", ""))[1])
-        layout = "HND" if heads == 1 else "NHD"
-        return {"cache": api[f"flashinfer.mla:{pack_pages}"](inputs["latent_kv"], kv_layout=layout)}
+        layout = "HND" if dim(definition, "cache", 1) == 1 else "NHD"
+        return {"cache": api[key](inputs["latent_kv"], kv_layout=layout)}
 
-    @of_kind(append, f"flashinfer.mla:{append}", serves="latent_kv slot_mapping cache -> cache_out")
-    def _(api: Api, _: Definition, inputs: Given) -> Outputs:
-        pages = inputs["cache"].clone()
-        api[f"flashinfer.mla:{append}"](inputs["latent_kv"], inputs["slot_mapping"], pages)
-        return {"cache_out": pages}
+    served = "latent_kv slot_mapping cache -> cache_out"
+    QUANTIZATION.called(f"mla:{append}", served, name=append, written="cache", rows="latent_kv", **of_kind)
 
 
 pages_of(DSV_FP4, "fp4")
@@ -949,9 +934,8 @@ def by_pytorch(api: Api, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     share = torch.where(scale > 0, blocks / scale, 0.0).reshape(x.shape)
     middles = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=x.device)
     below, above = (api[TORCH_BUCKETIZE](share.abs(), middles, right=right) for right in (False, True))
-    codes = torch.where(above % 2 == 0, above, below) | (
-        torch.signbit(share).int() << 3
-    )  # the even code if midway
+    nearest = torch.where(above % 2 == 0, above, below)  # the even code if midway
+    codes = nearest | torch.signbit(share).int() << 3
     return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), scales
 
 

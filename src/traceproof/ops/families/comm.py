@@ -21,22 +21,23 @@ from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, betw
 from traceproof.ops.families.layout import logarithms_drawn, merged
 from traceproof.ops.families.norm import NEXT, gated_residual_next, rms_norm
 from traceproof.ops.formats import FP4_BLOCK, to_bf16
-from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
+from traceproof.ops.formula import Form, Mutant, Wide, altered, same
 from traceproof.ops.op import LARGE_AND_SMALL, Op
 
 # comm
 
 
+SOURCES = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
+
+
 def copied(wide: Wide) -> Tensors:
     """Copies of the inputs, which are the result if there is one rank."""
-    sources = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
-    return {name: wide[source] for name, source in sources.items() if source in wide}
+    return {name: wide[source] for name, source in SOURCES.items() if source in wide}
 
 
 def gathered(wide: Wide, *, lost: int = 0) -> Tensors:
     """The rows of all ranks, [ranks * n, h]; a mutant has 0 for the `lost` last ranks."""
-    ranks = wide.definition.const_axes["world_size"]
-    rows = wide["inp"].repeat(ranks, 1)
+    rows = wide["inp"].repeat(wide.definition.const_axes["world_size"], 1)
     rows[len(rows) - lost * len(wide["inp"]) :] = 0
     return {"output": rows}
 
@@ -48,8 +49,7 @@ def scattered(wide: Wide, *, more: int = 0, part: int = 0) -> Tensors:
     """
     ranks = wide.definition.const_axes["world_size"]
     rounding = same if wide.dtype is torch.float64 else to_bf16
-    rows = wide["inp"].chunk(ranks)[part]
-    total = rows
+    total = rows = wide["inp"].chunk(ranks)[part]
     for _ in range(ranks - 1 + more):
         total = rounding(total + rows)
     return {"output": total}
@@ -67,42 +67,21 @@ def between_ranks(*rows: str) -> Callable[[Definition], str | None]:
     return problem
 
 
-def add_rms_norm(wide: Wide) -> Tensors:
-    """Pattern 1 of a fused all-reduce: `norm(input + residual) * (gamma + bias)`, [n h]."""
-    x = wide["input"] + wide["residual_in"]
-    gain = wide["rms_gamma"] + wide.number("weight_bias", 0.0)
-    return {"output": rms_norm(x, wide.number("rms_eps", 1e-6)) * gain}
-
-
-def reduced(wide: Wide) -> Tensors:
-    """Partial attention results [n c d] of c ranks merged to [n d], by base-2 logarithms of their sums [n c]."""
-    values, _ = merged(wide["partial_o"][:, :, None], wide["partial_lse"][..., None])
-    return {"output": values[:, 0]}
-
-
 WORKSPACE: dict[str, Any] = {
-    "scalars": {
-        "workspace": 0,
-        "pattern": 1,
-        "cp_rank": 0,
-        "rms_eps": 1e-5,
-        "weight_bias": 0.5,
-        "lse_mode": "base2",
-    },
+    "scalars": {"workspace cp_rank": 0, "pattern": 1, "rms_eps": 1e-5, "weight_bias": 0.5, "lse_mode": "base2"},
     "sizes_in_numbers": ("workspace", "pattern", "cp_rank", "cp_size"),
     "unread": {
         "workspace": "a buffer",
-        "pattern": "one of them is known",
-        "lse_mode": "one of them is known",
+        "pattern lse_mode": "one of them is known",
         "cp_rank": "of one rank",
         "cp_size": "the shapes say it",
     },
     "draws": {"workspace": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device)},
 }
 OF_COPIES = (
-    altered("channels shifted", "inp", "partial_o", "softmax_stats", change=lambda x: x.roll(1, -1)),
-    altered("twice", "inp", "partial_o", "softmax_stats", change=lambda x: x * 2),
-    altered("half of the channels", "inp", "partial_o", "softmax_stats", change=lambda x: x * (x.roll(1, -1) > 0)),
+    altered("channels shifted", *SOURCES.values(), change=lambda x: x.roll(1, -1)),
+    altered("twice", *SOURCES.values(), change=lambda x: x * 2),
+    altered("half of the channels", *SOURCES.values(), change=lambda x: x * (x.roll(1, -1) > 0)),
 )
 COMM = Op(
     "comm",
@@ -146,10 +125,13 @@ COMM = Op(
         ),
         Op(
             "comm",
-            Form(
+            Form(  # pattern 1 of a fused all-reduce
                 "input[n h] workspace pattern residual_in[n h]? rms_gamma[h]? rms_eps? weight_bias?"
                 " -> output[n h]",
-                add_rms_norm,
+                lambda wide: {
+                    "output": rms_norm(wide["input"] + wide["residual_in"], wide.number("rms_eps", 1e-6))
+                    * (wide["rms_gamma"] + wide.number("weight_bias", 0.0))
+                },
             ),
             **WORKSPACE,
         ),
@@ -162,14 +144,16 @@ COMM = Op(
             ),
             **WORKSPACE,
             sizes={"c": lambda _: 1, "w": (8,)},
-            gates=dict.fromkeys(("partial_o_out", "softmax_stats_out"), Exact()),
+            gates={"partial_o_out softmax_stats_out": Exact()},
             mutants=OF_COPIES,
         ),
         Op(
             "comm",
-            Form(
+            Form(  # partial results of attention from c ranks, by base-2 logarithms of their sums
                 "partial_o[n c d] partial_lse[n c] workspace[w] cp_rank cp_size lse_mode -> output[n d]",
-                reduced,
+                lambda wide: {
+                    "output": merged(wide["partial_o"][:, :, None], wide["partial_lse"][..., None])[0][:, 0]
+                },
             ),
             **WORKSPACE | {"draws": WORKSPACE["draws"] | {"partial_lse": logarithms_drawn}},
             sizes={"c": (3, 1, 8, 2), "w": (8,)},
@@ -191,13 +175,6 @@ def partial_rows(definition: Definition) -> str | None:
     return None if sizes[0] == sizes[1] else f"columns of other ranks are no input: {share} and {hidden}"
 
 
-def normed_rows(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The normed rows [n h] and their factor before quantisation, global_scale; all rows count (None)."""
-    del act
-    gain = wide["weight"] + wide.number("gain_center")
-    return rms_norm(wide["shard"], wide.number("eps")) * gain, wide["global_scale"], None
-
-
 ALL_GATHER_NEXT = Op(
     "all_gather_gated_residual_next_rmsnorm",
     Form(f"workspace {NEXT.format('[h]').replace('[n h]', '[n s]', 1)}", gated_residual_next),
@@ -214,7 +191,13 @@ ALL_GATHER_NEXT = Op(
 ALL_GATHER_CODES = coded(
     "all_gather_rmsnorm_fp4_quantize",
     NVFP4,
-    {"shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]": normed_rows},
+    {
+        "shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]": lambda x, _: (
+            rms_norm(x["shard"], x.number("eps")) * (x["weight"] + x.number("gain_center")),
+            x["global_scale"],
+            None,
+        )
+    },
     near=ROUNDED,
     shared={},
     family="comm",

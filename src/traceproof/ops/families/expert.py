@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Union
 
 from traceproof.dataset.constraints import text_of
 from traceproof.lazy import torch
@@ -32,7 +32,7 @@ from traceproof.ops.base import Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Comparison, Exact, Quantised
 from traceproof.ops.families import routing
-from traceproof.ops.families.blockscaled import ANY_BYTES, between, ones
+from traceproof.ops.families.blockscaled import ANY_BYTES, below, between, ones
 from traceproof.ops.families.routing import PACKED_SHIFT, ROLES, Method, Routing, choice_of, named, routing_of
 from traceproof.ops.formats import (
     BLOCK,
@@ -63,6 +63,7 @@ UP_SCALE, GATE_SCALE, DOWN_SCALE = "output1_scales_scalar", "output1_scales_gate
 GEMM1, GEMM2 = ("gemm1_weights", "gemm1_weights_scale"), ("gemm2_weights", "gemm2_weights_scale")
 OF_ACTIVATION = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit")
 BIASES = ("gemm1_bias", "gemm2_bias")
+SCALES = "gemm1_weights_scale gemm1_weights_scale_1 gemm2_weights_scale gemm2_weights_scale_1"
 # inputs whose first axis is the local experts
 OF_EXPERTS = (*GEMM1, *GEMM2, UP_SCALE, GATE_SCALE, DOWN_SCALE, *OF_ACTIVATION, *BIASES)
 TENSORS = f"""
@@ -352,43 +353,35 @@ def sizes_by(definition: Definition, mixture: Mixture, tokens: int = 1) -> dict[
 SLICE = 1 << 22  # weight elements converted at a time, some 32 MiB in float64
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
-    """`x * sigmoid(x)`, whose gradient is finite where exp(-x) overflows, as saturated gates make it."""
-    return torch.nn.functional.silu(x)
+Number = Union["torch.Tensor", None]  # of an activation, 0-d; None: the definition has none
 
 
-class ActivationNumbers(NamedTuple):
-    """Parameters of an expert's activation besides gate and up: 0-d tensors, None if the definition has none."""
-
-    curve: Part  # SiLU, or what a mutant puts in its place
-    alpha: torch.Tensor | None
-    beta: torch.Tensor | None
-    limit: torch.Tensor | None
-    gate_scale: torch.Tensor  # the gate is multiplied by it already
-
-
-def swiglu(gate: torch.Tensor, up: torch.Tensor, numbers: ActivationNumbers) -> torch.Tensor:
+def swiglu(
+    gate: torch.Tensor, up: torch.Tensor, *, curve: Part, alpha: Number, beta: Number, limit: Number, **_: Number
+) -> torch.Tensor:
     """`gate * sigmoid(alpha * gate) * (up + beta)`; a limit first clamps gate from above, up from both sides."""
-    curve, alpha, beta, limit, _ = numbers
     if limit is not None:
         gate, up = torch.minimum(gate, limit), torch.clamp(up, -limit, limit)
     curved = curve(gate) if alpha is None else curve(alpha * gate) / alpha  # silu(a g) / a = g sigmoid(a g)
     return curved * (up if beta is None else up + beta)
 
 
-def swiglu_step(gate: torch.Tensor, up: torch.Tensor, numbers: ActivationNumbers) -> torch.Tensor:
+def swiglu_step(
+    gate: torch.Tensor, up: torch.Tensor, *, curve: Part, limit: Number, gate_scale: torch.Tensor, **_: Number
+) -> torch.Tensor:
     """`silu(gate) * up`; a limit (default: 7 / gate_scale) clamps silu(gate) from above and up from both sides."""
-    limit = 7.0 / numbers.gate_scale if numbers.limit is None else numbers.limit
-    return torch.minimum(numbers.curve(gate), limit * numbers.gate_scale) * torch.clamp(up, -limit, limit)
+    limit = 7.0 / gate_scale if limit is None else limit
+    return torch.minimum(curve(gate), limit * gate_scale) * torch.clamp(up, -limit, limit)
 
 
-# gate, up -> what gemm2 takes
-ACTIVATIONS: Mapping[int, Callable[[torch.Tensor, torch.Tensor, ActivationNumbers], torch.Tensor]] = {
+# gate (times its scale) and up, with `curve` (SiLU, or a mutant's), `alpha`, `beta`, `limit`, `gate_scale` -> what
+# gemm2 takes
+ACTIVATIONS: Mapping[int, Callable[..., torch.Tensor]] = {
     SWIGLU: swiglu,
-    GEGLU: lambda gate, up, _: torch.nn.functional.gelu(gate) * up,
-    RELU2: lambda gate, _, __: gate.relu() ** 2,
+    GEGLU: lambda gate, up, **_: torch.nn.functional.gelu(gate) * up,
+    RELU2: lambda gate, *_, **__: gate.relu() ** 2,
     SWIGLU_STEP: swiglu_step,
-    GEGLU_TANH: lambda gate, up, _: torch.nn.functional.gelu(gate, approximate="tanh") * up,
+    GEGLU_TANH: lambda gate, up, **_: torch.nn.functional.gelu(gate, approximate="tanh") * up,
 }
 TAKEN = {SWIGLU: OF_ACTIVATION, SWIGLU_STEP: OF_ACTIVATION[2:]}  # inputs [local experts] that an activation takes
 
@@ -401,7 +394,7 @@ def experts_sum(
     round_activated: Part = same,
     round_result: Part = same,
     backwards: bool = False,
-    curve: Part = silu,
+    curve: Part = lambda x: torch.nn.functional.silu(x),  # its gradient is finite where exp(-x) overflows
     activation: int | None = None,
     other_end: bool = False,
     idle: bool = False,
@@ -439,7 +432,8 @@ def experts_sum(
         up, gate = rows.chunk(2, -1) if mixture.gated else (rows, rows)
         gate_scale = up_scale if gate_scale is None else gate_scale
         gate_scale = torch.ones_like(rows[0, 0]) if gate_scale is None else gate_scale
-        x = activated(gate * gate_scale, up, ActivationNumbers(curve, alpha, beta, limit, gate_scale))
+        numbers = {"alpha": alpha, "beta": beta, "limit": limit, "gate_scale": gate_scale}
+        x = activated(gate * gate_scale, up, curve=curve, **numbers)
         x = round_activated(x if up_scale is None or not mixture.gated else x * up_scale)
         gemm2 = Matrix.of(wide, mixture, GEMM2[0], expert)
         y = round_result(gemm2.product(x, backwards=backwards))
@@ -768,17 +762,15 @@ def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
         return {}
     return {
         "hidden_states": exact_tokens,
-        **dict.fromkeys((f"{name}{part}" for name, _ in (GEMM1, GEMM2) for part in ("", "_1")), exact_weights),
-        **dict.fromkeys((f"{name}{part}" for _, name in (GEMM1, GEMM2) for part in ("", "_1")), exact_scale),
-        **dict.fromkeys(("hidden_states_scale", UP_SCALE, DOWN_SCALE), exact_scale),
+        "gemm1_weights gemm1_weights_1 gemm2_weights gemm2_weights_1": exact_weights,
+        f"{SCALES} hidden_states_scale {UP_SCALE} {DOWN_SCALE}": exact_scale,
         GATE_SCALE: 1.0,
         "gemm1_alpha": 2.0,
         "gemm1_clamp_limit": 32 * SATURATED,
-        # 0, as a kernel may round before it adds these.
-        **dict.fromkeys((*BIASES, "out", "gemm1_beta", "routing_bias"), 0.0),
+        "gemm1_bias gemm2_bias out gemm1_beta routing_bias": 0.0,  # as a kernel may round before it adds these
         "routing_logits": routing.one_chosen,
         "routed_scaling_factor": 2.0,
-        **dict.fromkeys(("topk_ids", "topk_weights"), routing.first_alone),
+        "topk_ids topk_weights": routing.first_alone,
     }
 
 
@@ -786,12 +778,6 @@ def tie(tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> None:
     """In a case with the parameter `ties`, make every second expert's tensors equal to those of the one before."""
     for name in tensors.keys() & set(OF_EXPERTS) if params.get("ties") else ():
         tensors[name][1::2] = tensors[name][0::2]
-
-
-def extremes_of(definition: Definition, mixture: Mixture) -> list[str]:
-    """Those of BIASED and LIMITED for which the definition has inputs."""
-    inputs = {BIASED: BIASES, LIMITED: TAKEN.get(mixture.activation, ())}
-    return [extreme for extreme, names in inputs.items() if not named(definition).keys().isdisjoint(names)]
 
 
 def can_tie(definition: Definition) -> bool:
@@ -871,8 +857,9 @@ class Experts(Op):
         if routing.local < routing.experts and not routing.by_input:
             yield case("edge-remote", 3, rows=["remote"])
         yield case("adversarial-hot", 8, rows=["hot"])
-        for extreme in extremes_of(definition, mixture):
-            yield case(f"adversarial-{extreme}", 2, extreme=extreme)
+        extremes = {BIASED: {*BIASES}, LIMITED: {*TAKEN.get(mixture.activation, ())}}
+        given = [one for one, names in extremes.items() if names & named(definition).keys()]
+        yield from (case(f"adversarial-{one}", 2, extreme=one) for one in given)
         if routing.method == Method.DEEPSEEK:
             # One sigmoid next to 1, the others small: a wrong constant in it shows in the weights.
             yield case("adversarial-steep", 8, rows=["steep"])
@@ -1041,11 +1028,6 @@ def acting(activation: int) -> Callable[[Wide], bool]:
     return lambda wide: mixture_of(wide.definition).activation == activation
 
 
-def halves_swapped(value: torch.Tensor) -> torch.Tensor:
-    """A mutant's tensor: rows of gate and up exchanged; of one or of six axes, shifted by one element instead."""
-    return roll(value, -2, value.shape[-2] // 2) if 1 < value.dim() < 6 else roll(value, -1)
-
-
 def roll(value: torch.Tensor, axis: int, shift: int = 1) -> torch.Tensor:
     """`torch.roll` by one axis, for float8, too, which torch does not roll."""
     axis = max(axis, -value.dim())
@@ -1059,11 +1041,6 @@ def transposed(value: torch.Tensor) -> torch.Tensor:
     return value.transpose(-1, -2).reshape(value.shape) if value.dim() > 1 else roll(value, -1)
 
 
-def last_columns_dropped(value: torch.Tensor) -> torch.Tensor:
-    """A mutant's weights: the last BLOCK columns are 0, as if a kernel stopped one tile of K early."""
-    return torch.cat([value[..., :-BLOCK], torch.zeros_like(value[..., -BLOCK:])], -1)
-
-
 MOE = Experts(
     "moe",
     Form(
@@ -1075,22 +1052,17 @@ MOE = Experts(
     slow=True,
     rules=routing.COUNTS,
     draws={
-        **dict.fromkeys((*RMS, "gemm1_weights_1", "gemm2_weights_1"), drawn_data),
-        **dict.fromkeys((*SPREADS, "gemm1_weights_scale_1", "gemm2_weights_scale_1"), drawn_scale),
-        **dict.fromkeys(("gemm1_alpha", "gemm1_beta"), between(0.25, 3.0)),
+        "hidden_states gemm1_weights gemm1_weights_1 gemm2_weights gemm2_weights_1": drawn_data,
+        f"{SCALES} hidden_states_scale {UP_SCALE} {GATE_SCALE} {DOWN_SCALE}": drawn_scale,
+        "gemm1_alpha gemm1_beta": between(0.25, 3.0),
         "gemm1_clamp_limit": drawn_limit,
-        **dict.fromkeys(
-            BIASES,  # small against what they are added to, or large
-            lambda draw, wanted: draw.normal(
-                wanted.name,
-                wanted.shape,
-                wanted.dtype,
-                scale=4.0 if wanted.params.get("extreme") == BIASED else 0.25,
-            ),
+        # small against what they are added to, or large
+        "gemm1_bias gemm2_bias": lambda draw, one: draw.normal(
+            one.name, one.shape, one.dtype, scale=4.0 if one.params.get("extreme") == BIASED else 0.25
         ),
         "fc2_input_scale": between(1.0, 1.0),  # always 1, as the scale of the result would undo any other
         "topk_weights": between(0.05, 0.55),
-        **dict.fromkeys(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), routing.drawn_plan),
+        "sorted_token_ids expert_ids num_tokens_post_padded": routing.drawn_plan,
         "routing_logits": routing.drawn_logits,
         "routing_bias": routing.drawn_bias,
         "topk_ids": routing.drawn_ids,
@@ -1102,26 +1074,41 @@ MOE = Experts(
     positive=("topk_weights", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
     independent_rows=False,
     mutants=(
-        altered("gate and up swapped", *GEMM1, change=halves_swapped),
+        altered(
+            "gate and up swapped",  # of one or of six axes, shifted by one element
+            *GEMM1,
+            change=lambda x: roll(x, -2, x.shape[-2] // 2) if 1 < x.dim() < 6 else roll(x, -1),
+        ),
         altered("gemm1's scales transposed", GEMM1[1], change=transposed),
         altered("gemm2's scales transposed", GEMM2[1], change=transposed),
         altered("token scales read as [tokens, blocks]", "hidden_states_scale", change=transposed),
         altered("gemm1's scales one block off", GEMM1[1], change=partial(roll, axis=-1)),
         altered("gemm2's scales one row of blocks off", GEMM2[1], change=partial(roll, axis=-2)),
         altered("token scales one token off", "hidden_states_scale", change=partial(roll, axis=-1)),
-        altered("scales of tokens ignored", "hidden_states_scale", change=ones),
-        altered("scales of gemm1 ignored", GEMM1[1], change=ones),
-        altered("scales of gemm2 ignored", GEMM2[1], change=ones),
+        *(
+            altered(f"{what} ignored", name, change=ones)
+            for what, name in (
+                ("scales of tokens", "hidden_states_scale"),
+                ("scales of gemm1", GEMM1[1]),
+                ("scales of gemm2", GEMM2[1]),
+                ("scale of the result", DOWN_SCALE),
+            )
+        ),
         altered("scales of the next expert", UP_SCALE, GATE_SCALE, DOWN_SCALE, change=partial(roll, axis=0)),
-        altered("scale of the result ignored", DOWN_SCALE, change=ones),
         Mutant(
             "scales of gate and up swapped",
             applies=stored(Scaling.FP8_TENSOR),
             inputs=lambda wide: {UP_SCALE: wide[GATE_SCALE], GATE_SCALE: wide[UP_SCALE]},
         ),
         altered("weights of the next expert", *GEMM1, change=partial(roll, axis=0)),
-        altered("last tile of K dropped in gemm1", GEMM1[0], change=last_columns_dropped),
-        altered("last tile of K dropped in gemm2", GEMM2[0], change=last_columns_dropped),
+        *(
+            altered(
+                f"last tile of K dropped in {name.partition('_')[0]}",
+                name,
+                change=lambda x: torch.cat([x[..., :-BLOCK], torch.zeros_like(x[..., -BLOCK:])], -1),
+            )
+            for name in (GEMM1[0], GEMM2[0])
+        ),
         Mutant("gelu for silu", curve=lambda gate: torch.nn.functional.gelu(gate)),
         Mutant("sigmoid for silu", curve=lambda gate: torch.sigmoid(gate)),
         Mutant("routing weight at the other end", other_end=True),
@@ -1162,64 +1149,62 @@ PER_TENSOR = f"{ROUTER} {UP_SCALE} {GATE_SCALE} {DOWN_SCALE}"
 in_flashinfer = partial(MOE.truth, "flashinfer", rows="hidden_states", sm=((10, 0), (10, 9)))
 
 
-def sizes_of(mixture: Mixture) -> dict[str, Any]:
-    """Sizes as keyword arguments of both FlashInfer calls; groups only for DeepSeek's routing."""
-    chosen, grouped = mixture.routing, mixture.routing.method is Method.DEEPSEEK
-    return {
-        "num_experts": chosen.experts,
-        "top_k": chosen.top_k,
-        "n_group": chosen.groups if grouped else None,
-        "topk_group": chosen.top_groups if grouped else None,
-        "intermediate_size": mixture.intermediate,
-        "local_num_experts": chosen.local,
-        "routing_method_type": NUMBERED[chosen.method],
-    }
-
-
 MORE = "[num_fused_shared_experts] [top_k] [n_group] [topk_group] [activation_type] [fp8_quantization_type]"
 MORE += " [use_shuffled_weight] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit]"
 
 
 @in_flashinfer("trtllm_fp8_block_scale_moe", "moe_fp8_block", serves=f"{PER_BLOCK} {MORE} -> output")
-def _flashinfer_per_block(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    mixture = mixture_of(definition)
-    optional = ("activation_type", "fp8_quantization_type", "num_fused_shared_experts", *OF_ACTIVATION)
-    grouped = mixture.routing.method is Method.DEEPSEEK
-    names = ("hidden_states", "hidden_states_scale", *GEMM1, *GEMM2)
-    output = api["moe_fp8_block"](
-        inputs["routing_logits"],
-        inputs.get("routing_bias"),
-        *(inputs[name] for name in names),
-        **sizes_of(mixture),
-        local_expert_offset=int(scalar(inputs, "local_expert_offset")) if "local_expert_offset" in inputs else 0,
-        routed_scaling_factor=scalar(inputs, "routed_scaling_factor") if grouped else None,
-        use_shuffled_weight=False,
-        **{name: inputs[name] for name in optional if inputs.get(name) is not None},
-    )
-    return {"output": output}
-
-
 @in_flashinfer("trtllm_fp8_per_tensor_scale_moe", "moe_fp8_tensor", serves=f"{PER_TENSOR} -> output")
-def _flashinfer_per_tensor(api: Api, definition: Definition, inputs: Given) -> Outputs:
+def _trtllm(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Groups and the scaling factor belong to DeepSeek's routing; Llama 4's reads no bias."""
     mixture = mixture_of(definition)
-    llama = mixture.routing.method is Method.LLAMA4
+    chosen = mixture.routing
+    by_block, llama = "moe_fp8_block" in api, chosen.method is Method.LLAMA4
+    grouped = by_block and chosen.method is Method.DEEPSEEK
     names = ("hidden_states", GEMM1[0], UP_SCALE, GATE_SCALE, GEMM2[0], DOWN_SCALE)
-    output = api["moe_fp8_tensor"](
+    more: dict[str, Any] = {"use_routing_scales_on_input": llama}
+    if by_block:
+        names = ("hidden_states", "hidden_states_scale", *GEMM1, *GEMM2)
+        optional = ("activation_type", "fp8_quantization_type", "num_fused_shared_experts", *OF_ACTIVATION)
+        more = {name: inputs[name] for name in optional if inputs.get(name) is not None}
+        more["use_shuffled_weight"] = False
+    [mix] = api.values()
+    output = mix(
         inputs["routing_logits"],
-        None if llama else inputs.get("routing_bias"),
+        None if llama and not by_block else inputs.get("routing_bias"),
         *(inputs[name] for name in names),
-        **(sizes_of(mixture) | {"n_group": None, "topk_group": None}),
-        local_expert_offset=0,
-        routed_scaling_factor=None,
-        use_routing_scales_on_input=llama,
+        num_experts=chosen.experts,
+        top_k=chosen.top_k,
+        n_group=chosen.groups if grouped else None,
+        topk_group=chosen.top_groups if grouped else None,
+        intermediate_size=mixture.intermediate,
+        local_num_experts=chosen.local,
+        routing_method_type=NUMBERED[chosen.method],
+        local_expert_offset=int(inputs.get("local_expert_offset", 0)),
+        routed_scaling_factor=scalar(inputs, "routed_scaling_factor") if grouped else None,
+        **more,
     )
     return {"output": output}
 
 
 CUTLASS, ALPHA = "flashinfer.fused_moe:cutlass_fused_moe", "fused_moe.alphamoe_sm100:alphamoe_{}"
-IN_CUTLASS = "{} {} {} {} {} [gemm1_bias] [gemm2_bias] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit] -> output"
+IN_CUTLASS = " | ".join(
+    f"{names} [gemm1_bias] [gemm2_bias] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit] -> output"
+    for names in (
+        "hidden_states topk_ids topk_weights gemm1_weights gemm2_weights",
+        "input token_selected_experts token_final_scales fc1_expert_weights fc2_expert_weights",
+    )
+)
 
 
+@MOE.truth(
+    "flashinfer",
+    "cutlass_fused_moe",
+    CUTLASS,
+    serves=IN_CUTLASS,
+    packages=("flashinfer_jit_cache",),  # compiling its module takes many minutes
+    sm=((9, 0), (12, 1)),
+)
 def _cutlass(api: Api, _: Definition, inputs: Given) -> Outputs:
     values = {ROLES.get(name, name): value for name, value in inputs.items()}
     names = ("hidden_states", "topk_ids", "topk_weights", GEMM1[0], GEMM2[0])
@@ -1230,30 +1215,11 @@ def _cutlass(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": returned[0] if isinstance(returned, list | tuple) else returned}
 
 
-for _names in (
-    ("hidden_states", "topk_ids", "topk_weights", *GEMM1[:1], *GEMM2[:1]),
-    ("input", "token_selected_experts", "token_final_scales", "fc1_expert_weights", "fc2_expert_weights"),
-):
-    MOE.truth(
-        "flashinfer",
-        "cutlass_fused_moe",
-        CUTLASS,
-        serves=IN_CUTLASS.format(*_names),
-        packages=("flashinfer_jit_cache",),  # compiling its module takes many minutes
-        sm=((9, 0), (12, 1)),
-    )(_cutlass)
 PLANNED = "sorted_token_ids expert_ids num_tokens_post_padded topk_weights top_k block_m routed_scaling_factor out"
-
-
-def with_output(inputs: Given) -> dict[str, Any]:
-    """Keyword argument `out`: a copy of the input, as the kernel writes to it and returns it."""
-    return {"out": inputs["out"].clone()}
-
-
 MOE.called(
     ALPHA.format("fp8_block_scale_aligned_moe"),
     f"hidden_states hidden_states_scale {' '.join((*GEMM1, *GEMM2))} {PLANNED} -> out_out",
-    more=with_output,
+    written="out",
     rows="hidden_states",
     sm=((10, 0), (10, 3)),
 )
@@ -1277,29 +1243,25 @@ def sglang_choice(api: Api, definition: Definition, inputs: Given) -> tuple[torc
     if chosen.by_input:
         ids = inputs["topk_ids"]
         if chosen.method is Method.UNIFORM:
-            return torch.full(ids.shape, 1 / chosen.top_k, device=ids.device), ids
+            factor = float(inputs.get("routed_scaling_factor") or 1.0)
+            return torch.full(ids.shape, factor / chosen.top_k, device=ids.device), ids
         return (ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).float(), ids >> PACKED_SHIFT
-    logits = inputs["routing_logits"].float().contiguous()
+    logits, top_k = inputs["routing_logits"].float().contiguous(), chosen.top_k
     if chosen.method is Method.RENORMALISE:
-        weights, experts = api["router"](logits, None, chosen.top_k, scoring_func="softmax")
+        weights, experts = api["router"](logits, None, top_k, scoring_func="softmax")
         return weights, experts
     if chosen.method is Method.LLAMA4:
         no_bias = logits.new_zeros(logits.shape[1])
-        weights, experts = api["router"](logits, no_bias, chosen.top_k, scoring_func="sigmoid", renormalize=False)
+        weights, experts = api["router"](logits, no_bias, top_k, scoring_func="sigmoid", renormalize=False)
         return weights, experts
     bias = inputs["routing_bias"].float()
     if chosen.groups > 1:
-        weights, experts = api["grouped_topk"](
-            inputs["hidden_states"],
-            logits,
-            bias,
-            topk=chosen.top_k,
-            renormalize=True,
-            num_expert_group=chosen.groups,
-            topk_group=chosen.top_groups,
-        )[:2]
+        groups = {"num_expert_group": chosen.groups, "topk_group": chosen.top_groups}
+        weights, experts, *_ = api["grouped_topk"](
+            inputs["hidden_states"], logits, bias, topk=top_k, renormalize=True, **groups
+        )
     else:
-        weights, experts = api["router"](logits, bias, chosen.top_k, scoring_func="sigmoid")
+        weights, experts = api["router"](logits, bias, top_k, scoring_func="sigmoid")
     return weights * scalar(inputs, "routed_scaling_factor"), experts
 
 
@@ -1315,8 +1277,7 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     publish()
     mixture = mixture_of(definition)
     weights, experts = sglang_choice(api, definition, inputs)
-    offset = int(scalar(inputs, "local_expert_offset")) if "local_expert_offset" in inputs else 0
-    local = experts.to(torch.int32) - offset
+    local = experts.to(torch.int32) - int(inputs.get("local_expert_offset", 0))
     is_local = (local >= 0) & (local < mixture.routing.local)
     hidden, gemm1, gemm2 = inputs["hidden_states"], inputs[GEMM1[0]], inputs[GEMM2[0]]
     options: dict[str, Any] = {}
@@ -1390,7 +1351,7 @@ MOE_PREPROCESS = Op(
     adversarial={},
     unusual={},
     requires=lambda definition: "rows" if definition.const_axes.get("gated_size", 0) % 16 else None,
-    gates=dict.fromkeys(("interleaved_weights", "interleaved_scales"), COPIED),
+    gates={"interleaved_weights interleaved_scales": COPIED},
     mutants=(
         Mutant("up first", layout=Layout(alternating=8)),
         Mutant("turns of four rows", layout=Layout(alternating=4, gate_first=True)),
@@ -1468,20 +1429,6 @@ ONE_RANK = Form(
 )
 
 
-def some_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Random row indices, some of them below 0 or beyond the last row."""
-    return draw.integers(wanted.name, wanted.shape, low=-2, high=wanted.shape_of("routed_rows")[0] + 2).to(
-        wanted.dtype
-    )
-
-
-def exact_rows(definition: Definition) -> Mapping[str, Exactly]:
-    """Rows whose RMS is a power of two, if the width is a multiple of 8, else {}; weights of eight bits."""
-    if (dim(definition, "norm_weight", 0) or 1) % len(BALANCED):
-        return {}
-    return {"routed_rows": balanced, "route_weights": full(0, most=8), "norm_weight": 1.0, "gain_center": 1.0}
-
-
 FINALISED: dict[str, Any] = {
     "family": "moe",
     "synonyms": {
@@ -1493,9 +1440,15 @@ FINALISED: dict[str, Any] = {
     "sizes": {"r": (24, 9, 17)},
     "adversarial_inputs": ("routed_rows",),
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
-    "draws": {"permuted_idx": some_rows, "route_weights": between(0.05, 0.55)},
+    # some rows below 0 or beyond the last one
+    "draws": {"permuted_idx": below("routed_rows", more=2, least=-2), "route_weights": between(0.05, 0.55)},
     "unusual": {**LARGE_AND_SMALL, SEEN: ()},
-    "lossless": exact_rows,
+    # rows whose RMS is a power of two, if the width is a multiple of 8; weights of eight bits
+    "lossless": lambda definition: (
+        {}
+        if (dim(definition, "norm_weight", 0) or 1) % len(BALANCED)
+        else {"routed_rows": balanced, "route_weights": full(0, most=8), "norm_weight gain_center": 1.0}
+    ),
     "mutants": (
         Mutant("eps x 10", eps_by=10.0),
         Mutant("gain at the other end", flipped=True),
@@ -1521,14 +1474,7 @@ MOE_FINALIZE_RMSNORM_ALLREDUCE = Op(
 OF_GPT_OSS = "gemm1_alpha, gemm1_clamp_limit, bias"
 MORE_THAN_SILU = ("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit")  # numbers of an activation
 FP8_BLOCK = f"float8_e4m3fn block {BLOCK}x{BLOCK}"
-SKELETONS = {
-    (FP8_BLOCK, "deepseek_v3"): "moe_fp8_ds_routing",
-    (FP8_BLOCK, "renormalise"): "moe_fp8_renorm",
-    (FP8_BLOCK, "softmax"): "moe_fp8_softmax",
-    ("bfloat16", "deepseek_v3"): "moe_bf16_ds_routing",
-    ("bfloat16", "renormalise"): "moe_bf16_renorm",
-    ("bfloat16", "softmax"): "moe_bf16_softmax",
-}
+FORMATS, ROUTED = {FP8_BLOCK: "fp8", "bfloat16": "bf16"}, ("deepseek_v3", "renormalise", "softmax")
 CLAMPED = {"bfloat16": "moe_bf16_swiglu_oai"}  # gpt-oss's activation, by expert indices and weights
 # Sizes of the definition by which a reference is checked. What decides behaviour (groups, top-k, offset) stays.
 SMALL_HIDDEN, SMALL_INTERMEDIATE = 256, 128
@@ -1539,14 +1485,13 @@ def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's obj
     runner, config = module.moe_runner_config, getattr(module, "quant_config", None)
     more = [name for name in MORE_THAN_SILU if getattr(runner, name, None) is not None]
     more += ["bias"] * any(name.endswith("_bias") for name, _ in module.named_parameters(recurse=False))
-    facts: Facts = {"beside": ", ".join(more)} if more else {}
     dtype = dtype_name(module.w13_weight) if hasattr(module, "w13_weight") else "packed"
     block = getattr(config, "weight_block_size", None)
     if dtype == "float8_e4m3fn" and block:
         dtype = f"float8_e4m3fn block {block[0]}x{block[1]}"
     elif config is not None:
         dtype = f"{dtype} {type(config).__name__}"
-    return facts | {
+    return ({"beside": ", ".join(more)} if more else {}) | {
         "experts": module.num_experts,
         "local_experts": module.num_local_experts,
         "shared_fused": module.num_fused_shared_experts,
@@ -1621,7 +1566,8 @@ def mixture_draft(call: KernelCall) -> Draft | str:
     if kind == FP8_BLOCK and (hidden % BLOCK or intermediate % BLOCK):
         return f"hidden {hidden} or intermediate {intermediate} per rank is no multiple of the block, {BLOCK}"
     clamped = dict(call.facts).get("clamped")
-    skeleton = CLAMPED.get(kind) if clamped else SKELETONS.get((kind, method))
+    known = f"moe_{FORMATS[kind]}_{method}" if kind in FORMATS and method in ROUTED else None
+    skeleton = CLAMPED.get(kind) if clamped else known
     if skeleton is None:
         what = "gpt-oss's activation" if clamped else f"{method} routing"
         return f"{kind} weights with {what}: the dataset has no such form"
@@ -1629,14 +1575,14 @@ def mixture_draft(call: KernelCall) -> Draft | str:
     if method != "deepseek_v3" and call["experts"] != local:
         note = f" A rank holds {local} of {call['experts']} experts; the form routes over those alone."
 
-    def drafted(hidden: int, intermediate: int, smaller: Draft | None) -> Draft:
-        sizes = {"hidden": hidden, "intermediate": intermediate, "both": 2 * intermediate}
+    made: Draft | None = None
+    for width, inner in ((SMALL_HIDDEN, SMALL_INTERMEDIATE), (hidden, intermediate)):
+        sizes = {"hidden": width, "intermediate": inner, "both": 2 * inner}
         blocks = {f"{name}_blocks": size // BLOCK for name, size in sizes.items()}
-        return draft(
-            MOE.op_type, skeleton, dict(call.facts) | sizes | blocks | {"note": note}, scaled_down=smaller
-        )
-
-    return drafted(hidden, intermediate, drafted(SMALL_HIDDEN, SMALL_INTERMEDIATE, None))
+        values = dict(call.facts) | sizes | blocks | {"note": note}
+        made = draft(MOE.op_type, skeleton, values, scaled_down=made)
+    assert made is not None
+    return made
 
 
 MOE.extraction = Extraction(

@@ -10,8 +10,8 @@ from typing import Any
 
 from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dim, dtype_of
-from traceproof.ops.base import Tensors, Values, specified
+from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dim
+from traceproof.ops.base import Tensors, Values, rounded, specified
 from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.families.blockscaled import GATES as CODES
@@ -59,18 +59,16 @@ def page_and_row_exchanged(wide: Wide) -> Places:
     return wide["kv_indices"].long()[(positions % size).clamp_max(most)], (positions // size) % size
 
 
-def put(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
-    """Write tokens to their rows of pages."""
-    cache[pages, rows] = new
-
-
-def append(wide: Wide, *, where: Callable[[Wide], Places] = places, write: Callable[..., None] = put) -> Tensors:
+def append(
+    wide: Wide,
+    *,
+    where: Callable[[Wide], Places] = places,
+    write: Callable[..., object] = lambda cache, pages, rows, new: cache.index_put_((pages, rows), new),
+) -> Tensors:
     """Copies of the caches with the new tokens written to their places; nothing is computed or rounded."""
-    outputs: Tensors = {}
-    for name, new in CACHES.items():
-        if name in wide:
-            outputs[f"{name}_out"] = wide[name].clone()
-            write(outputs[f"{name}_out"], *where(wide), wide[new])
+    outputs = {f"{name}_out": wide[name].clone() for name in CACHES if name in wide}
+    for name, cache in outputs.items():
+        write(cache, *where(wide), wide[CACHES[name.removesuffix("_out")]])
     return outputs
 
 
@@ -85,6 +83,7 @@ CODED = (
     ("append_value", "paged_v_cache", "v_scale_cache", "v_scale"),
     ("append_ckv", "ckv_cache", "ckv_sf_cache", "ckv_scale"),
 )
+WHOLES = ("k_scale", "v_scale", "ckv_scale", "kpe_scale")  # scales of whole caches
 # A correct kernel divides by the whole cache's scale, or multiplies by its approximate reciprocal.
 NEARLY = 2 * NEAR
 
@@ -131,7 +130,7 @@ def append_coded(
 
 def cache_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
     """Draw normal rows and caches, whole caches' scales, and for caches in narrow formats any code but NaN."""
-    if wanted.name in {"k_scale", "v_scale", "ckv_scale", "kpe_scale"}:
+    if wanted.name in WHOLES:
         numbers = draw.uniform(wanted.name, wanted.shape or (1,), low=0.005, high=0.02)
         return numbers if wanted.definition.inputs[wanted.name].shape is not None else float(numbers[0])
     if wanted.dtype is torch.uint8:
@@ -231,10 +230,8 @@ CODED_FACTS: dict[str, Any] = {
     "sizes": {**dict.fromkeys("tpicbs", ()), "o": (1,), **PACKED},
     "independent_rows": False,
     "gates": {
-        **dict.fromkeys(("paged_k_cache_out", "paged_v_cache_out", "ckv_cache_out"), CODES[E2M1]),
-        **dict.fromkeys(
-            ("k_scale_cache_out", "v_scale_cache_out", "ckv_sf_cache_out", "kpe_cache_out"), CODES[E4M3]
-        ),
+        "paged_k_cache_out paged_v_cache_out ckv_cache_out": CODES[E2M1],
+        "k_scale_cache_out v_scale_cache_out ckv_sf_cache_out kpe_cache_out": CODES[E4M3],
     },
     "mutants": (
         *CODER_MUTANTS,
@@ -267,7 +264,7 @@ CODED_SLOTS = Op(
     **CODED_FACTS
     | {
         "sizes": {**PACKED, "t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
-        "draws": {"slot_mapping": slots_drawn, **dict.fromkeys(("k_scale", "v_scale", *IN_CODES), cache_drawn)},
+        "draws": {"slot_mapping": slots_drawn, f"k_scale v_scale {' '.join(IN_CODES)}": cache_drawn},
         "adversarial": {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     },
 )
@@ -341,7 +338,6 @@ def _pytorch_append(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 IN_LATENT = ("ckv_cache", "ckv_sf_cache", "kpe_cache")
 ROWS = ("append_key", "append_value", "append_ckv", "append_kpe", "batch_indices", "positions", "slot_mapping")
-WHOLES = ("k_scale", "v_scale", "ckv_scale", "kpe_scale")  # scales of whole caches
 coded = partial(PAGE_APPEND.truth, "flashinfer", sm=SM80)
 BY_TABLE = "page.nvfp4_quantize_append_paged_kv_cache"
 BY_SLOT = f"{BY_TABLE}_with_slot_mapping"
@@ -436,9 +432,6 @@ def logarithms_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return logs
 
 
-MANY_STATES = 3  # dimensions of an `s` that holds several states, [n i t]
-
-
 class CascadeMerge(Op):
     """Merging of states; errors of a merged logarithm are compared with the largest logarithm given."""
 
@@ -454,12 +447,12 @@ class CascadeMerge(Op):
         exact = self.oracle(definition, inputs)[merged_s]
         logs = [value for name, value in inputs.items() if name[0] == "s" and isinstance(value, torch.Tensor)]
         largest = max([1.0, *(float(value[value.isfinite()].abs().amax()) for value in logs if value.numel())])
-        states = max([2, *(value.shape[1] for value in logs if value.dim() == MANY_STATES)])
+        states = max([2, *(value.shape[1] for value in logs if value.dim() == 3)])
         baselines[merged_s] = (exact + max(8, 2 * math.sqrt(states)) * 2.0**-24 * largest).float()
         return baselines
 
 
-VALUES, LEVELS = ("v", "v_a", "v_b", "v_other"), ("s", "s_a", "s_b", "s_other")
+LEVELS = "s s_a s_b s_other"
 CASCADE_MERGE = CascadeMerge(
     "cascade_merge",
     Form("v_a[n t d] s_a[n t] v_b[n t d] s_b[n t] -> v_merged[n t d] s_merged[n t]", cascade),
@@ -467,14 +460,14 @@ CASCADE_MERGE = CascadeMerge(
     Form("v[n t d] s[n t] v_other[n t d] s_other[n t] mask[n]? -> v_out[n t d] s_out[n t]", cascade),
     family="attention",
     # Only values become NaN or extreme: an infinite logarithm weighs all or nothing, by how others are scaled.
-    unusual=dict.fromkeys(("nan", "large", "small", SEEN), VALUES),
+    unusual=dict.fromkeys(("nan", "large", "small", SEEN), ("v", "v_a", "v_b", "v_other")),
     sizes={"i": (3, 1, 7, 2)},
-    lossless=lambda _: dict.fromkeys(VALUES, full(0)) | dict.fromkeys(LEVELS, 0.0),
+    lossless={"v v_a v_b v_other": full(0), LEVELS: 0.0},
     lossless_sizes={"i": 2},  # of three, a kernel that merges one by one weighs by thirds
-    gates={"s_merged": Close(), "s_out": Close()},
+    gates={"s_merged s_out": Close()},
     draws={
         "mask": lambda draw, wanted: draw.integers("mask", wanted.shape, torch.int32, low=0, high=2).bool(),
-        **dict.fromkeys(LEVELS, logarithms_drawn),
+        LEVELS: logarithms_drawn,
     },
     adversarial={
         "near": {"spread": 0.05},
@@ -488,7 +481,8 @@ CASCADE_MERGE = CascadeMerge(
         Mutant("natural logarithms", merge=merged_by_e),
         Mutant("weights of natural logarithms", merge=lambda v, s: (merged_by_e(v, s)[0], merged(v, s)[1])),
         Mutant(
-            "natural logarithm of the sum", merge=lambda v, s: (merged(v, s)[0], merged(v, s)[1] * math.log(2))
+            "natural logarithm of the sum",
+            merge=lambda v, s: (merged(v, s)[0], merged(v, s)[1] / math.log2(math.e)),
         ),
         Mutant("equal weights", merge=lambda v, s: (v.mean(1), merged(v, s)[1])),
         Mutant("not divided by the weights", merge=merged_undivided),
@@ -508,21 +502,13 @@ CASCADE_MERGE = CascadeMerge(
 )
 PAIR, MANY = "v_a s_a v_b s_b -> v_merged s_merged", "v s -> v_merged s_merged"
 IN_PLACE = "v s v_other s_other [mask] -> v_out s_out"
-MERGE_IN_PLACE = "flashinfer.cascade:merge_state_in_place"
 SOFTMAX, LOGSUMEXP = "torch:softmax", "torch:logsumexp"
 CASCADE_MERGE.called("cascade:merge_state", PAIR, rows="v_a", sm=SM75)
 CASCADE_MERGE.called("cascade:merge_states", MANY, rows="v", sm=SM75)
+CASCADE_MERGE.called("cascade:merge_state_in_place", IN_PLACE, written="v s", rows="v", sm=SM75)
 
 
-@CASCADE_MERGE.truth("flashinfer", "cascade.merge_state_in_place", MERGE_IN_PLACE, serves=IN_PLACE, sm=SM75)
-def _flashinfer_in_place(api: Api, _: Definition, inputs: Given) -> Outputs:
-    v, s = inputs["v"].clone(), inputs["s"].clone()
-    api[MERGE_IN_PLACE](v, s, inputs["v_other"], inputs["s_other"], mask=inputs.get("mask"))
-    return {"v_out": v, "s_out": s}
-
-
-@CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=MANY, rows=None)
-@CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=PAIR, rows=None)
+@CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=f"{PAIR} | {MANY}", rows=None)
 def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Compute in float32, as kernels do; softmax's NaN becomes 0 where all states are empty."""
     if "v" in inputs:
@@ -531,24 +517,23 @@ def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
         v, s = (torch.stack([inputs[f"{one}_a"].float(), inputs[f"{one}_b"].float()], 1) for one in "vs")
     scaled = s * math.log(2.0)
     merged_v = (v * api[SOFTMAX](scaled, 1).nan_to_num(0.0).unsqueeze(-1)).sum(1)
-    merged_s = api[LOGSUMEXP](scaled, 1) / math.log(2.0)
-    return {"v_merged": merged_v.to(dtype_of(definition.outputs["v_merged"])), "s_merged": merged_s}
+    return rounded(definition, {"v_merged": merged_v, "s_merged": api[LOGSUMEXP](scaled, 1) / math.log(2.0)})
 
 
 # mhc_post, of manifold-constrained hyper-connections: mixes residual streams, adds a layer's output to each.
 
-
-def mixed(wide: Wide) -> Tensors:
-    """`out_j = x post_j + sum_i residual_i comb_ij` for stream j of [n c h]."""
-    streams = torch.einsum("nih,nij->njh", wide["residual"], wide["comb_res_mix"])
-    return {"out": wide["x"][:, None] * wide["post_layer_mix"][..., None] + streams}
-
-
 MHC_POST = Op(
     "mhc_post",
-    Form("x[n h] residual[n c h] post_layer_mix[n c] comb_res_mix[n c c] -> out[n c h]", mixed),
+    Form(
+        "x[n h] residual[n c h] post_layer_mix[n c] comb_res_mix[n c c] -> out[n c h]",
+        # out_j = x post_j + sum_i residual_i comb_ij for stream j
+        lambda wide: {
+            "out": wide["x"][:, None] * wide["post_layer_mix"][..., None]
+            + torch.einsum("nih,nij->njh", wide["residual"], wide["comb_res_mix"])
+        },
+    ),
     family="layout",
-    lossless=lambda _: dict.fromkeys(("x", "residual", "post_layer_mix", "comb_res_mix"), full(0)),
+    lossless={"x residual post_layer_mix comb_res_mix": full(0)},
     mutants=(
         altered("mixed by the transposed matrix", "comb_res_mix", change=lambda comb: comb.mT),
         altered("layer's output left out", "x", change=lambda x: x * 0),
@@ -651,5 +636,6 @@ MHC_POST.called("mhc:mhc_post", rows="x", sm=SM80)
 @MHC_POST.truth("torch", "einsum", BY_EINSUM, rows=None)
 def _pytorch_mix(api: Api, definition: Definition, inputs: Given) -> Outputs:
     streams = api[BY_EINSUM]("nih,nij->njh", inputs["residual"].float(), inputs["comb_res_mix"])
-    out = streams + inputs["x"].float()[:, None] * inputs["post_layer_mix"][..., None]
-    return {"out": out.to(dtype_of(definition.outputs["out"]))}
+    return rounded(
+        definition, {"out": streams + inputs["x"].float()[:, None] * inputs["post_layer_mix"][..., None]}
+    )

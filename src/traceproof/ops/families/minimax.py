@@ -13,7 +13,7 @@ from traceproof.ops.families.blockscaled import MXFP8, NVFP4, Scheme
 from traceproof.ops.families.norm import mean_square
 from traceproof.ops.families.rotary import cos_sin_drawn
 from traceproof.ops.formats import swizzle, swizzled_size, to_bf16
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
+from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
 from traceproof.ops.gates import silu
 from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import LARGE_AND_SMALL, Op
@@ -65,15 +65,6 @@ def pre_attention(
     return {"out_out": by_rank(torch.stack([*turned, parts[:, 2]], 2), ranks)}
 
 
-def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Random rows of tables, weights that keep sums near 1, or scales and shifts around 0."""
-    rows = {"adaln_index": "adaln_scale", "rope_positions": "rope_cos_sin"}.get(wanted.name)
-    if rows is not None:
-        return draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of(rows)[0]).to(wanted.dtype)
-    scale = wanted.shape[-1] ** -0.5 if wanted.name == "qkv_weight" else 0.25
-    return draw.normal(wanted.name, wanted.shape, scale=scale).to(wanted.dtype)
-
-
 class PreAttention(Op):
     """The op, whose number of ranks is both an axis and the input `ulysses_degree`."""
 
@@ -91,9 +82,8 @@ class PreAttention(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Drawn inputs, with the number of ranks that the axis has."""
-        values = super().inputs(definition, case, draw)
-        sizes = {**case.axes, **definition.const_axes}
-        return values | {"ulysses_degree": sizes[(definition.outputs["out_out"].shape or ("",))[0]]}
+        sizes, axis = {**case.axes, **definition.const_axes}, self.letters(definition)["u"]
+        return super().inputs(definition, case, draw) | {"ulysses_degree": sizes[axis]}
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """A quarter of the channels and heads, if heads are a multiple of 8, so that two ranks can share them."""
@@ -124,17 +114,24 @@ PRE_ATTENTION = PreAttention(
         "s": (17,),
     },
     adversarial_inputs=("x",),
-    draws=dict.fromkeys(("adaln_index", "adaln_scale", "adaln_shift", "rope_positions", "qkv_weight"), drawn)
-    | {"rope_cos_sin": cos_sin_drawn},
-    unread=dict.fromkeys(("workspace", "out"), "it is written over"),
+    draws={
+        # weights keep sums near 1
+        "qkv_weight": lambda draw, one: draw.normal(one.name, one.shape, scale=one.shape[-1] ** -0.5).to(
+            one.dtype
+        ),
+        "adaln_scale adaln_shift": lambda draw, one: draw.normal(one.name, one.shape, scale=0.25).to(one.dtype),
+        "adaln_index": blockscaled.below("adaln_scale"),
+        "rope_positions": blockscaled.below("rope_cos_sin"),
+        "rope_cos_sin": cos_sin_drawn,
+    },
+    unread={"workspace out": "it is written over"},
     # Normed values are of equal size, sums have one term: stages are exact in bfloat16, up to the rotation's sum.
-    lossless=lambda _: {
+    lossless={
         "x": full(20, most=1),
-        **dict.fromkeys(("x_norm_weight", "adaln_scale"), 1.0),
-        "adaln_shift": 0.0,
+        "x_norm_weight adaln_scale": 1.0,
+        "adaln_shift workspace out": 0.0,
         "qkv_weight": lambda draw, wanted: one_hot(draw, wanted) * 2.0**14,
-        **dict.fromkeys(("q_norm_weight", "k_norm_weight", "rope_cos_sin"), full(0)),
-        **dict.fromkeys(("workspace", "out"), 0.0),
+        "q_norm_weight k_norm_weight rope_cos_sin": full(0),
     },
     exact_on_gpu=lambda _: False,
     unusual=dict.fromkeys(("nan", *LARGE_AND_SMALL), ("x",)),
@@ -182,12 +179,8 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
         independent_rows=False,
         coupled=True,
         draws={"out_global_scale": blockscaled.between(200.0, 400.0)},
-        lossless=lambda _: {
-            **dict.fromkeys("qkv", blockscaled.exact_rows),
-            "out_global_scale": 64.0,
-            "out_q": 0.0,
-        },
-        unread=dict.fromkeys(("out_q", "out_sf"), "it is written over") | dict.fromkeys(absent, "it is not given"),
+        lossless={"q k v": blockscaled.exact_rows, "out_global_scale": 64.0, "out_q": 0.0},
+        unread={"out_q out_sf": "it is written over", **dict.fromkeys(absent, "it is not given")},
         absent=absent,
         exact_on_gpu=lambda _: False,
         **facts,

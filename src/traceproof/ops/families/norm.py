@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,11 @@ from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, asked, dim, dtype_of, scalar
-from traceproof.ops.base import Tensors
+from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.compare import Close
 from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
-from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, quantiser
+from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, ones, quantiser
 from traceproof.ops.far import Far
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, FP8_MAX
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, has, same
@@ -27,7 +26,6 @@ from traceproof.ops.op import ADVERSARIAL, Op
 from traceproof.stacks.sglang import publish
 
 Norm = Callable[["torch.Tensor", float], "torch.Tensor"]  # (rows [.., n], eps) -> normalised rows [.., n]
-SM = ((8, 0), (12, 9))  # first and last compute capability for SGLang's kernels
 SM100 = ((10, 0), (10, 9))
 
 
@@ -97,15 +95,11 @@ def applies_silu(wide: Wide) -> bool:
     return wide.definition.constants.get("follows") == "silu"
 
 
-def norm_to_quantise(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
-    """The rows to quantise [n h], 1 / global_scale (or 1), by which decoded codes are multiplied, and None."""
-    return rmsnorm(wide)["output"], 1 / wide["global_scale"] if "global_scale" in wide else 1.0, None
-
-
 def norm_as_codes(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - a quantiser's
-    """The norm as nvfp4 codes `y_fp4` with `block_scale`, and the sum that is written to `residual`."""
-    codes = quantiser(NVFP4, norm_to_quantise, "y_fp4", "block_scale", near=ROUNDED)(wide, **changes)
-    return codes | {"residual": rmsnorm(wide)["residual_out"]}
+    """The norm / global_scale as nvfp4 codes with block scales, and the sum that is written to `residual`."""
+    normed, factor = rmsnorm(wide), 1 / wide["global_scale"] if "global_scale" in wide else 1.0
+    coded = quantiser(NVFP4, lambda *_: (normed["output"], factor, None), "y_fp4", "block_scale", near=ROUNDED)
+    return coded(wide, **changes) | {"residual": normed["residual_out"]}
 
 
 NORMED_CODES = Op(
@@ -127,7 +121,7 @@ NORMED_CODES = Op(
     mutants=(
         *CODER_MUTANTS,
         *OF_TENSORS,
-        altered("weight dropped", "weight", change=lambda weight: torch.ones_like(weight)),
+        altered("weight dropped", "weight", change=ones),
         altered("residual dropped", "residual", change=lambda residual: residual * 0),
         altered("eps x 1000", "eps", change=lambda eps: eps * 1000),
     ),
@@ -179,7 +173,7 @@ RMSNORM = Op(
     ),
     # A float32 output has more roundings than the last one. By Higham's probabilistic bound a sum of n squares is
     # off by sqrt(n) roundings, which the square root halves; the root and the products add three.
-    gates={"output": Close(), "residual_out": Close()},
+    gates={"output residual_out": Close()},
     roundings={"output": lambda width: width**0.5 / 2 + 3},
     lossless=lambda definition: (
         {}
@@ -195,7 +189,7 @@ RMSNORM = Op(
         *OF_EPS,
         *OF_SQUARE,
         Mutant("weight plus one", weight=lambda weight: weight + 1),
-        Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
+        Mutant("weight dropped", weight=ones),
         altered("residual dropped", "residual", change=lambda residual: residual * 0),
         Mutant("scale dropped", applies=has("scale"), over=lambda y, _: y),
         Mutant("times the scale", applies=has("scale"), over=lambda y, scale: y * scale),
@@ -235,11 +229,6 @@ def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs
 LARGEST, LARGEST_FUSED = 16384, 8192  # channels that a block of 1024 threads holds
 
 
-def hidden_of(definition: Definition) -> int:
-    """Channels h of a row; 0 if the definition leaves them open."""
-    return dim(definition, "hidden_states", -1) or 0
-
-
 def plain_weight(definition: Definition) -> bool:
     """Whether nothing is added to the stored weight, and all inputs have the same dtype."""
     return offset_of(definition) == 0 and len({spec.dtype for spec in definition.inputs.values()}) == 1
@@ -247,7 +236,7 @@ def plain_weight(definition: Definition) -> bool:
 
 def fits_sglang(definition: Definition) -> bool:
     """Whether SGLang's CUDA kernel accepts the dtype and the width of the rows, by its own checks."""
-    hidden = hidden_of(definition)
+    hidden = dim(definition, "hidden_states", -1) or 0
     if not plain_weight(definition) or definition.inputs["weight"].dtype not in {"float16", "bfloat16"}:
         return False
     if "residual" in definition.inputs:
@@ -261,11 +250,11 @@ def sglang_modules(definition: Definition, _: tuple[int, int]) -> tuple[Module, 
     dtype = str(dtype_of(definition.inputs["hidden_states"]))
     if "residual" in definition.inputs:
         return (Module("gen_fused_add_rmsnorm", (dtype, False), compiles=True),)
-    return (Module("gen_rmsnorm", (hidden_of(definition), dtype), compiles=True),)
+    return (Module("gen_rmsnorm", (dim(definition, "hidden_states", -1), dtype), compiles=True),)
 
 
 IN_MINIMAX = "layernorm.minimax_m3_rmsnorm.gemma"
-in_sglang = partial(RMSNORM.truth, "sglang", sm=SM)
+in_sglang = partial(RMSNORM.truth, "sglang", sm=SM80)
 by_cuda: Any = {"accepts": fits_sglang, "modules": sglang_modules}
 
 
@@ -348,9 +337,7 @@ def _pytorch_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     if offset_of(definition):
         gain = gain + offset_of(definition)
     y = api["rms_norm"](total, gain.shape, gain, eps=eps_of(definition))
-    outputs = {"output": y, "residual_out": total}
-    dtypes = {name: dtype_of(spec) for name, spec in definition.outputs.items()}
-    return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
+    return rounded(definition, {"output": y, "residual_out": total})
 
 
 def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
@@ -402,43 +389,15 @@ def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
 
 def norm_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
     """Drafts of a layer norm, with or without bias, or of an RMS norm alone, after a residual, or both."""
+    values = {"hidden_size": call["hidden"], "eps": call["eps"], "shown": f"{call['eps']:g}"}
     if call["variant"] == "layer":
-        biased = bool(call["bias"])
-        values = {
-            "hidden_size": call["hidden"],
-            "eps": call["eps"],
-            "shown": f"{call['eps']:g}",
-            "dtype": call["dtype"],
-            "suffix": "" if biased else "_no_bias",
-            "plus": " + bias" * biased,
-            "added": " + bias.to(torch.float32)" * biased,
-        }
-        yield draft(LAYERNORM.op_type, "layernorm", values, without=() if biased else ("bias",))
+        template = "layernorm" if call["bias"] else "layernorm_no_bias"
+        yield draft(LAYERNORM.op_type, template, values | {"dtype": call["dtype"]})
         return
-    for fused, use in ((False, "alone"), (True, "adding")):
+    for prefix, use in (("", "alone"), ("fused_add_", "adding")):
         if use in call["uses"].split():
-            yield norm_draft(call["hidden"], call["eps"], variant=call["variant"], fused=fused, note=call.note)
-
-
-def norm_draft(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") -> Draft:
-    """Draft of a definition (gemma_)(fused_add_)rmsnorm; `note` is added to its description."""
-    prefix = "gemma_" if variant == "gemma" else ""
-    kind = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
-    values = {
-        "kind": kind,
-        "hidden_size": hidden,
-        "eps": eps,
-        "shown": f"{eps:g}",
-        "what": "Fused add and root mean square norm" if fused else "Root mean square norm",
-        "form": " with the weight stored minus one (Gemma)" if prefix else "",
-        "stored": ", stored minus one" if prefix else "",
-        "offset": "WEIGHT_OFFSET = 1.0  # the checkpoint stores the weight minus one" if prefix else "",
-        "plus": " + WEIGHT_OFFSET" if prefix else "",
-        "residual": " + residual" if fused else "",
-        "added": " + residual.to(torch.float32)" if fused else "",
-    }
-    made = draft(RMSNORM.op_type, "norm", values, without=() if fused else ("residual",))
-    return replace(made, description=f"{made.description} {note}".strip(), extra_tags=("fused",) if fused else ())
+            kind = f"{'gemma_' if call['variant'] == 'gemma' else ''}{prefix}rmsnorm"
+            yield draft(RMSNORM.op_type, kind, values | {"kind": kind, "note": f" {call.note}".rstrip()})
 
 
 RMSNORM.extraction = Extraction(
@@ -460,10 +419,10 @@ RMSNORM.extraction = Extraction(
 # layernorm
 
 
-def centred_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """`(x - mean) / sqrt(var + eps)` over the last axis; the variance is divided by n."""
+def centred_norm(x: torch.Tensor, eps: float, *, eps_by: float = 1.0, less: int = 0) -> torch.Tensor:
+    """`(x - mean) / sqrt(var + eps)` over the last axis; the variance is divided by n - `less`."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
-    return centred / torch.sqrt((centred * centred).sum(-1, keepdim=True) / x.shape[-1] + eps)
+    return centred / torch.sqrt((centred * centred).sum(-1, keepdim=True) / (x.shape[-1] - less) + eps * eps_by)
 
 
 def layernorm(wide: Wide, *, norm: Norm = centred_norm) -> Tensors:
@@ -482,12 +441,6 @@ def norm_by_half_mean(x: torch.Tensor, eps: float) -> torch.Tensor:
     return centred_norm(x - half, eps) + half * 0.05
 
 
-def norm_by_sample_variance(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Mutant of `centred_norm` that divides the variance by n - 1, as for a sample."""
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / torch.sqrt((centred**2).sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps)
-
-
 def make_rows_cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
     """Make rows of about 1 and -1 in turn, and a bias that cancels nearly all of the norm: errors show."""
     if "noise" in params and "bias" in tensors:
@@ -499,33 +452,32 @@ def make_rows_cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, floa
 
 LAYERNORM = Op(
     "layernorm",
-    Form("hidden_states[n h] weight[h] bias[h] -> output[n h]", layernorm, constants=("eps",)),
-    Form("hidden_states[n h] weight[h] -> output[n h]", layernorm, constants=("eps",)),
-    Form("hidden_states[n h] weight[h] bias[h] scale -> out[n h]", layernorm, constants=("eps",)),
+    *(
+        Form(f"hidden_states[n h] weight[h] {form}[n h]", layernorm, constants=("eps",))
+        for form in ("bias[h] -> output", "-> output", "bias[h] scale -> out")
+    ),
     family="norm",
     rules=(epsilon("norm.layernorm", config=("layer_norm_eps", "layer_norm_epsilon")),),
     scalars={"scale": 0.75},
     # A mean that is updated value by value is exact for zeros alone; the output is then the rounded bias.
     lossless=lambda definition: (
-        {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0}
-        if "bias" in definition.inputs
-        else {}
+        {"hidden_states": 0.0, "weight bias": full(0), "scale": 1.0} if "bias" in definition.inputs else {}
     ),
     adversarial={**ADVERSARIAL, "cancelled": {"noise": 2.0**-6}},
     adjust=make_rows_cancel,
     mutants=(
-        Mutant("eps x 10", norm=lambda x, eps: centred_norm(x, eps * 10)),
-        Mutant("eps x 0.1", norm=lambda x, eps: centred_norm(x, eps / 10)),
-        Mutant("divided by n - 1", norm=norm_by_sample_variance),
+        *(Mutant(f"eps x {by:g}", norm=partial(centred_norm, eps_by=by)) for by in (10.0, 0.1)),
+        Mutant("divided by n - 1", norm=partial(centred_norm, less=1)),
         Mutant("mean kept, as in a root mean square norm", norm=rms_norm),
         Mutant("mean of half of the row", norm=norm_by_half_mean),
-        altered("weight dropped", "weight", change=lambda weight: torch.ones_like(weight)),
+        altered("weight dropped", "weight", change=ones),
         altered("weight plus one", "weight", change=lambda weight: weight + 1),
         altered("bias dropped", "bias", change=lambda bias: bias * 0),
         altered("bias subtracted", "bias", change=lambda bias: -bias),
     ),
 )
 TORCH_LAYER_NORM = "torch.nn.functional:layer_norm"
+OF_LAYER_NORM = "hidden_states weight [bias] -> output"
 
 
 @LAYERNORM.truth(
@@ -545,14 +497,12 @@ def _layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": y[0] if isinstance(y, tuple) else y}
 
 
-@LAYERNORM.truth(
-    "torch", "functional.layer_norm", TORCH_LAYER_NORM, serves="hidden_states weight [bias] -> output", rows=None
-)
+@LAYERNORM.truth("torch", "functional.layer_norm", TORCH_LAYER_NORM, serves=OF_LAYER_NORM, rows=None)
 def _pytorch_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     hidden, weight = inputs["hidden_states"].float(), inputs["weight"].float()
     bias = inputs["bias"].float() if "bias" in inputs else None
     y = api[TORCH_LAYER_NORM](hidden, (hidden.shape[-1],), weight, bias, eps=eps_of(definition))
-    return {"output": y.to(dtype_of(definition.outputs["output"]))}
+    return rounded(definition, {"output": y})
 
 
 # gated_residual_rmsnorm
@@ -581,11 +531,6 @@ def gated_sum(
     return of_residual * wide["residual"] + of_norm * y
 
 
-def gated_residual(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - of `gated_sum`
-    """The gated sum of the residual and the normed branch, [n h]."""
-    return {"output": gated_sum(wide, **changes)}
-
-
 OF_GATED_SUM = (
     Mutant("the branch in bfloat16", norm=lambda x, eps: rms_norm(x, eps).bfloat16().float()),
     Mutant("gains exchanged", factors="beta alpha"),
@@ -596,7 +541,10 @@ OF_GATED_SUM = (
 )
 GATED_RESIDUAL = Op(
     "gated_residual_rmsnorm",
-    Form("branch[n h] residual[n h] weight[h]? alpha[h] beta[h] eps gain_center -> output[n h]", gated_residual),
+    Form(
+        "branch[n h] residual[n h] weight[h]? alpha[h] beta[h] eps gain_center -> output[n h]",
+        lambda wide, **changes: {"output": gated_sum(wide, **changes)},
+    ),
     family="norm",
     scalars={"eps": 1e-6, "gain_center": 1.0},
     lossless=lambda definition: exact_norm_draws(
@@ -610,33 +558,6 @@ GATED_RESIDUAL = Op(
         Mutant("eps dropped", norm=partial(rms_norm, eps_by=0)),
     ),
 )
-
-TORCH_RMS_NORM = "torch.nn.functional:rms_norm"
-
-
-def fits_flashinfer(definition: Definition) -> bool:
-    """Whether the branch has the only width that FlashInfer's kernels are compiled for."""
-    return dim(definition, "branch", -1) == 8192
-
-
-GATED_RESIDUAL.called("norm:gated_residual_rmsnorm", accepts=fits_flashinfer, sm=SM100, rows="branch")
-
-
-def _pytorch_sum(api: Api, inputs: Given, prefix: str) -> torch.Tensor:
-    """The gated sum in float32; names of weight, gain_center and eps begin with `prefix`."""
-    branch, weight = inputs["branch"].float(), inputs.get(f"{prefix}weight")
-    if weight is not None:
-        branch = branch * (weight.float() + float(inputs.get(f"{prefix}gain_center") or 0.0))
-    y = api[TORCH_RMS_NORM](branch, branch.shape[-1:], eps=scalar(inputs, f"{prefix}eps"))
-    total: torch.Tensor = inputs["alpha"] * inputs["residual"] + inputs["beta"] * y
-    return total
-
-
-@GATED_RESIDUAL.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
-def _pytorch_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
-    return {"output": _pytorch_sum(api, inputs, "")}
-
-
 # gated_residual_next_rmsnorm
 
 
@@ -686,28 +607,44 @@ GATED_RESIDUAL_NEXT = Op(
         Mutant("no first norm", norm=lambda x, _: x),
     ),
 )
-GATED_RESIDUAL_NEXT.called("norm:gated_residual_next_rmsnorm", accepts=fits_flashinfer, sm=SM100, rows="branch")
+TORCH_RMS_NORM = "torch.nn.functional:rms_norm"
+for _op in (GATED_RESIDUAL, GATED_RESIDUAL_NEXT):
+    _op.called(
+        f"norm:{_op.op_type}",
+        accepts=lambda definition: dim(definition, "branch", -1) == 8192,  # the only width that is compiled
+        sm=SM100,
+        rows="branch",
+    )
 
 
+@GATED_RESIDUAL.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
 @GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
-def _pytorch_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    total = _pytorch_sum(api, inputs, "post_")
+def _pytorch_gated(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32; of two norms, the first one's weight, gain_center and eps have names with `post_`."""
+    prefix = "post_" if "next_weight" in inputs else ""
+    branch, weight = inputs["branch"].float(), inputs.get(f"{prefix}weight")
+    if weight is not None:
+        branch = branch * (weight.float() + float(inputs.get(f"{prefix}gain_center") or 0.0))
+    y = api[TORCH_RMS_NORM](branch, branch.shape[-1:], eps=scalar(inputs, f"{prefix}eps"))
+    total: torch.Tensor = inputs["alpha"] * inputs["residual"] + inputs["beta"] * y
+    if "next_weight" not in inputs:
+        return {"output": total}
     gain = inputs["next_weight"].float() + scalar(inputs, "next_gain_center")
     following = api[TORCH_RMS_NORM](total, total.shape[-1:], gain, eps=scalar(inputs, "next_eps"))
-    return {"residual_out": total, "ffn_input": following.to(dtype_of(definition.outputs["ffn_input"]))}
+    return rounded(definition, {"residual_out": total, "ffn_input": following})
 
 
 # rmsnorm_sigmoid_gate
 
 
-def sigmoid_gated(wide: Wide, *, gate: Part = sigmoid, norm: Norm = rms_norm) -> Tensors:
-    """`output = x / sqrt(mean(x^2) + eps) * sigmoid(gate)` over the last axis of [tokens, heads, dim]."""
-    return {"output": norm(wide["input"], wide.number("eps")) * gate(wide["gate"])}
-
-
 SIGMOID_GATE = Op(
     "rmsnorm_sigmoid_gate",
-    Form("input[n t h] gate[n t h] eps -> output[n t h]", sigmoid_gated),
+    Form(
+        "input[n t h] gate[n t h] eps -> output[n t h]",
+        lambda wide, *, gate=sigmoid, norm=rms_norm: {
+            "output": norm(wide["input"], wide.number("eps")) * gate(wide["gate"])
+        },
+    ),
     family="norm",
     scalars={"eps": 1e-5},
     mutants=(
@@ -717,33 +654,25 @@ SIGMOID_GATE = Op(
             "norm over heads and channels",
             norm=partial(rms_norm, square=lambda x: (x * x).mean((-2, -1), keepdim=True)),
         ),
-        Mutant("gate dropped", gate=lambda gate: torch.ones_like(gate)),
+        Mutant("gate dropped", gate=ones),
         Mutant("silu of the gate", gate=lambda gate: torch.nn.functional.silu(gate)),
         Mutant("tanh of the gate", gate=lambda gate: torch.tanh(gate)),
         Mutant("sigmoid of minus the gate", gate=lambda gate: torch.sigmoid(-gate)),
         Mutant("hard sigmoid", gate=lambda gate: torch.nn.functional.hardsigmoid(gate)),
     ),
 )
-FLASHINFER_GATE = "flashinfer.norm:rmsnorm_sigmoid_gate"
-TORCH_SIGMOID = "torch:sigmoid"
-
-
-@SIGMOID_GATE.truth(
-    "flashinfer",
-    "norm.rmsnorm_sigmoid_gate",
-    FLASHINFER_GATE,
+SIGMOID_GATE.called(
+    "norm:rmsnorm_sigmoid_gate",
+    written="input",
+    rows="input",
     accepts=lambda definition: dim(definition, "input", -1) == 64,  # the only width that is compiled
     sm=SM100,
 )
-def _flashinfer_gate(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Pass a copy, since the call writes to its input."""
-    output = inputs["input"].clone()
-    api[FLASHINFER_GATE](output, inputs["gate"], eps=scalar(inputs, "eps"))
-    return {"output": output}
+TORCH_SIGMOID = "torch:sigmoid"
 
 
 @SIGMOID_GATE.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, TORCH_SIGMOID, rows=None)
 def _pytorch_gate(api: Api, definition: Definition, inputs: Given) -> Outputs:
     x, gate = inputs["input"].float(), inputs["gate"].float()
     y = api[TORCH_RMS_NORM](x, x.shape[-1:], eps=scalar(inputs, "eps")) * api[TORCH_SIGMOID](gate)
-    return {"output": y.to(dtype_of(definition.outputs["output"]))}
+    return rounded(definition, {"output": y})

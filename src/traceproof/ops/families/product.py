@@ -12,9 +12,9 @@ from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Module, Outputs, dim, dtype_of
-from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
+from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
-from traceproof.ops.compare import Backward, Comparison, Quantised
+from traceproof.ops.compare import Backward, Quantised
 from traceproof.ops.families.blockscaled import ANY_BYTES, NVFP4, Coder, between, counts, of_codes, ones
 from traceproof.ops.formats import (
     BLOCK,
@@ -127,23 +127,6 @@ SCALED_N, SCALED_K = 384, 640  # of the scaled-down definition
 BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}  # of B in float64 at a time; 4 MiB fit a CPU's cache
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Names that a definition gives to A [M, K], B [N, K] and C [M, N], and to the axis M."""
-
-    a: str
-    b: str
-    c: str
-    rows: str
-
-
-def roles(definition: Definition) -> Roles:
-    """Names by position: inputs are A and B, the output is C; M is A's first axis."""
-    a, b = definition.inputs
-    [c] = definition.outputs
-    return Roles(a=a, b=b, c=c, rows=(definition.inputs[a].shape or ("",))[0])
-
-
 def in_floats(definition: Definition) -> str | None:
     """Why there is no product for a definition's dtypes; None if there is one."""
     specs = (*definition.inputs.values(), *definition.outputs.values())
@@ -152,22 +135,46 @@ def in_floats(definition: Definition) -> str | None:
 
 
 def gemm(wide: Wide, *, times: Times = matmul, sums: str = "") -> Tensors:
-    """`C[M, N] = A[M, K] @ B[N, K].T`, by the names that the definition gives them."""
-    names = roles(wide.definition)
-    a, b = wide[names.a], wide[names.b].mT
+    """`C[M, N] = A[M, K] @ B[N, K].T`; in float64 by blocks of B's rows, with `C@bound` as `bounded` has it.
+
+    A sum of K float32 terms errs by about sqrt(K) roundings of its size; any order of summation does, split or
+    not. Sums in float16 err 2**13 times as much.
+    """
+    a, b = wide.given("A"), wide.given("B")
     if sums == "input":  # a mutant: sums in A's dtype, as without a wide accumulator
-        return {names.c: matmul_in_blocks(a, b, dtype_of(wide.definition.inputs[names.a]), 16)}
-    return {names.c: times(a, b)}
+        return {"C": matmul_in_blocks(wide["A"], wide["B"].mT, a.dtype, 16)}
+    if wide.dtype != torch.float64:
+        return {"C": times(wide["A"], wide["B"].mT)}
+    rows, inner = a.shape
+    product = torch.empty((rows, len(b)), dtype=torch.float64, device=a.device)
+    bound = torch.empty_like(product)
+    if rows:
+        error = wide["A"].abs() * (math.sqrt(inner) * EPS_ACCUMULATE)
+        step = max(1, BLOCK_ELEMENTS[a.device.type] // max(inner, 1))
+        block = torch.empty((step, inner), dtype=torch.float64, device=a.device)  # one memory for all blocks
+        for start in range(0, len(b), step):
+            columns = slice(start, start + step)  # of C, rows of B
+            wide_b = block[: len(b[columns])].copy_(b[columns])
+            product[:, columns] = wide["A"] @ wide_b.T
+            bound[:, columns] = error @ wide_b.abs_().T
+    return {"C": product, "C@bound": bound}
+
+
+def rows_of_kinds(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Normal rows; the case's `rows` lists how they are changed, in turn (each element has its own bound)."""
+    a = draw.normal(wanted.name, wanted.shape, wanted.dtype)
+    for row, kind in zip(range(len(a)), cycle(wanted.params.get("rows", ())), strict=False):
+        if kind == "tiny":
+            a[row] = draw.normal(f"{wanted.name}.{row}", a[row].shape, a.dtype, scale=1e-3)
+        elif kind == "outlier":
+            a[row, a.shape[1] // 3] = OUTLIER
+        else:
+            a[row] = a[row].abs()
+    return a
 
 
 class Gemm(Op):
-    """A projection's product: N and K are the layer's sizes, M is the batch. A, B and C may have any names."""
-
-    def forms_of(self, definition: Definition) -> Sequence[Form]:
-        """The form, in the definition's names if it has two inputs and one output."""
-        names = (*definition.inputs, *definition.outputs)
-        a, b, c = names if len(names) == 3 and len(definition.outputs) == 1 else ("A", "B", "C")
-        return (Form(f"{a}[m k] {b}[n k] -> {c}[m n]", gemm),)
+    """A projection's product: N and K are the layer's sizes, M is the batch."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Cases of few rows, since B decides the cost; one adversarial case with several kinds of rows."""
@@ -179,61 +186,12 @@ class Gemm(Op):
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """A case in which one element decides each row of A."""
-        names = roles(definition)
-        yield at_boundaries({names.rows: BOUNDARY_ROWS}, [names.a], seed)
-
-    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Normal data; `params.rows` lists changes to A's rows, taken in turn (each element has its own bound)."""
-        names = roles(definition)
-        shapes, dtypes = specified(definition, case, definition.inputs)
-        a = draw.normal(names.a, shapes[names.a], dtypes[names.a])
-        for row, kind in zip(range(len(a)), cycle(case.params.get("rows", ())), strict=False):
-            if kind == "tiny":
-                a[row] = draw.normal(f"{names.a}.{row}", a[row].shape, a.dtype, scale=1e-3)
-            elif kind == "outlier":
-                a[row, a.shape[1] // 3] = OUTLIER
-            else:
-                a[row] = a[row].abs()
-        b = torch.zeros(shapes[names.b], dtype=dtypes[names.b], device=draw.device)
-        if len(a):  # else nothing is computed from B
-            b = draw.normal(names.b, shapes[names.b], dtypes[names.b])
-        return ordered(definition, {names.a: a, names.b: b})
-
-    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
-        """The product in float64, in blocks of B's rows, and `C@bound` = sqrt(K) * 2**-23 * |A| @ |B|.T.
-
-        A sum of K float32 terms errs by about sqrt(K) roundings of its size; any order of summation does, split
-        or not. Sums in float16 err 2**13 times as much.
-        """
-        names = roles(definition)
-        a, b = tensor(inputs, names.a), tensor(inputs, names.b)
-        rows, inner = a.shape
-        product = torch.empty((rows, len(b)), dtype=torch.float64, device=a.device)
-        bound = torch.empty_like(product)
-        if rows:
-            wide_a = a.to(torch.float64)
-            error = wide_a.abs() * (math.sqrt(inner) * EPS_ACCUMULATE)
-            step = max(1, BLOCK_ELEMENTS[a.device.type] // max(inner, 1))
-            block = torch.empty((step, inner), dtype=torch.float64, device=a.device)  # one memory for all blocks
-            for start in range(0, len(b), step):
-                columns = slice(start, start + step)  # of C, rows of B
-                wide_b = block[: len(b[columns])].copy_(b[columns])
-                product[:, columns] = wide_a @ wide_b.T
-                bound[:, columns] = error @ wide_b.abs_().T
-        return {names.c: product, f"{names.c}@bound": bound}
-
-    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Backward error: independent of the inputs' scale, and sensitive to every term of the sum."""
-        return {name: Backward() for name in definition.outputs}
-
-    def summed(self, definition: Definition) -> tuple[str, ...]:
-        """Inputs whose last axis is summed over: A."""
-        return (roles(definition).a,)
+        yield at_boundaries({self.letters(definition)["m"]: BOUNDARY_ROWS}, [next(iter(definition.inputs))], seed)
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """Smaller N and K, several tiles of a kernel each, but not equally many."""
-        n, k = definition.inputs[roles(definition).b].shape or ()
-        return {axis: size for axis, size in ((n, SCALED_N), (k, SCALED_K)) if axis not in fixed}
+        axis = self.letters(definition)
+        return {axis[one]: size for one, size in (("n", SCALED_N), ("k", SCALED_K)) if axis[one] not in fixed}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Bytes of A and B, as stored and in float32 for a reference that upcasts, and of C and its bound."""
@@ -247,10 +205,21 @@ class Gemm(Op):
 
 GEMM = Gemm(
     "gemm",
+    Form("A[m k] B[n k] -> C[m n]", gemm),
     **EXACT,
     family="gemm",
     slow=True,
     requires=in_floats,
+    synonyms={"A": "a x X input", "B": "b w W weight", "C": "c y Y out output"},
+    draws={
+        "A": rows_of_kinds,
+        # nothing is computed from B without rows of A
+        "B": lambda draw, wanted: (
+            None if wanted.shape_of("A")[0] else torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device)
+        ),
+    },
+    gates={"C": Backward()},
+    summed=("A",),
     mutants=(
         *LAST_COLUMNS,
         SHIFTED,
@@ -285,8 +254,8 @@ FP8_KINDS = {
     f"float8_e4m3fn by {how}": kind
     for how, kind in {f"block {BLOCK}x{BLOCK}": "block128", "row": "row", "tensor": "tensor"}.items()
 }
-FP8_N, FP8_K = 256, 384  # of a scaled-down definition in float8
-SMALL_N, SMALL_K = 192, 320  # of a scaled-down projection: no powers of two, so that a swapped axis shows
+# N, K of a scaled-down projection (no powers of two, so that a swapped axis shows) and of one in float8
+SMALL, SMALL_FP8 = (192, 320), (256, 384)
 
 
 def read_linear(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
@@ -326,27 +295,20 @@ def scheme_of(module: Any, dtype: str) -> str:  # noqa: ANN401 - SGLang's object
     return f"{dtype} by {'row' if scales is not None and scales.dim() > 1 else 'tensor'}"
 
 
-def described(projection: Draft, role: str, note: str = "", *, rank: bool) -> Draft:
-    """The definition of a projection with its `role` in the model; `rank`: whether it is one rank's share."""
-    share = "one rank's share of " if rank else ""
-    text = f"{projection.description}: {share}{role}. {note}".strip()
-    return replace(projection, description=text, tp=rank)
+def projection(n: int, k: int, *, role: str, kind: str = "", note: str = "", rank: bool = False) -> Draft:
+    """Definition of a product with its role in the model; `rank`: of one rank's share of it.
 
-
-def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Draft:
-    """Definition of C = A @ B.T in float16, the dataset's form for any dtype of the model."""
-    scaled_down = gemm_draft(SMALL_N, SMALL_K, role=role) if n * k > SMALL_N * SMALL_K else None
-    return described(draft(GEMM.op_type, "gemm", {"n": n, "k": k}, scaled_down=scaled_down), role, note, rank=rank)
-
-
-def fp8_draft(n: int, k: int, *, role: str, kind: str, rank: bool = False) -> Draft:
-    """Definition of a product of float8 values with scales by 128 x 128 blocks, by rows, or by tensor (`kind`)."""
-    scaled_down = None
-    if n * k > 4 * FP8_N * FP8_K:  # a last block that is cut off stays so
-        scaled_down = fp8_draft(FP8_N + (n % BLOCK) % FP8_N, FP8_K, role=role, kind=kind)
+    In float16, the dataset's form for any dtype of the model, or in float8 with scales by 128 x 128 blocks, by
+    rows, or by tensor (`kind`).
+    """
+    (small_n, small_k), scaled_down = SMALL_FP8 if kind else SMALL, None
+    if n * k > small_n * small_k * (4 if kind else 1):  # a last block that is cut off stays so
+        scaled_down = projection(small_n + (n % BLOCK if kind else 0), small_k, role=role, kind=kind)
     n_blocks, k_blocks = {"row": (n, 1), "tensor": (1, 1)}.get(kind, (-(-n // BLOCK), -(-k // BLOCK)))
     facts: Facts = {"n": n, "k": k, "kind": kind, "n_blocks": n_blocks, "k_blocks": k_blocks}
-    return described(draft(GEMM_FP8.op_type, "gemm_fp8", facts, scaled_down=scaled_down), role, rank=rank)
+    op_type = (GEMM_FP8 if kind else GEMM).op_type
+    made, share = draft(op_type, op_type, facts, scaled_down=scaled_down), "one rank's share of " if rank else ""
+    return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
 
 
 def linear_call(module: ModelModule, _: Reading) -> KernelCall | None:
@@ -357,11 +319,10 @@ def linear_call(module: ModelModule, _: Reading) -> KernelCall | None:
     facts = module.facts
     if facts["conv"]:
         return None
-    note = ""
-    if facts["dtype"].startswith("float8"):
-        note = (
-            f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
-        )
+    launched = (
+        f"SGLang launches it with {facts['dtype']} weights; the definition keeps the dataset's float16 form."
+    )
+    note = launched if facts["dtype"].startswith("float8") else ""
     scheme = ["scheme"] if "scheme" in facts else []
     return call_of(module, "linear", "full_n", "full_k", "rank_n", "rank_k", *scheme, note=note)
 
@@ -391,10 +352,10 @@ def linear_drafts(call: KernelCall, choice: Choice) -> Iterator[Draft | str]:
         rank = choice.per_rank
         n, k = (call["rank_n"], call["rank_k"]) if rank else (call["full_n"], call["full_k"])
         role = " and ".join(path.removeprefix("model.layers.*.") for path in call.paths)
-        yield gemm_draft(n, k, role=role, note=call.note, rank=rank)
+        yield projection(n, k, role=role, note=call.note, rank=rank)
         kind = FP8_KINDS.get(str(scheme))
         if kind is not None:
-            yield fp8_draft(n, k, role=role, kind=kind, rank=rank)
+            yield projection(n, k, role=role, kind=kind, rank=rank)
             return
     if scheme is not None:
         yield f"projection in {scheme}: no form"
@@ -468,26 +429,19 @@ def in_columns(matrices: torch.Tensor) -> torch.Tensor:
     return matrices.mT.contiguous().mT
 
 
-def kernel_of(definition: Definition, matrices: str, batches: str) -> str:
-    """The name of the API: `matrices` if A has two axes, `batches` if it has three."""
-    return matrices if len(definition.inputs["A"].shape or ()) == 2 else batches
-
-
 @GEMM_BF16.truth("flashinfer", "gemm.mm_bf16", MM_BF16, serves="A B -> C", rows=None, sm=SM100)
 @BMM_BF16.truth("flashinfer", "gemm.bmm_bf16", FLASHINFER_BMM_BF16, rows=None, sm=SM100)
 def _flashinfer_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    product, dtype = api[kernel_of(definition, MM_BF16, FLASHINFER_BMM_BF16)], dtype_of(definition.outputs["C"])
-    return {"C": product(inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
+    [product] = api.values()
+    return {"C": product(inputs["A"], in_columns(inputs["B"]), out_dtype=dtype_of(definition.outputs["C"]))}
 
 
 @GEMM_BF16.truth("torch", "matmul", TORCH_MATMUL, rows=None)
 @BMM_BF16.truth("torch", "bmm", TORCH_BMM, rows=None)
 def _pytorch_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, rounded once."""
-    product = api[kernel_of(definition, TORCH_MATMUL, TORCH_BMM)](inputs["A"].float(), inputs["B"].float())
-    if "bias" in inputs:
-        product = product + inputs["bias"].float()
-    return {"C": product.to(dtype_of(definition.outputs["C"]))}
+    [times] = api.values()
+    product = times(inputs["A"].float(), inputs["B"].float())
+    return rounded(definition, {"C": product + inputs["bias"].float() if "bias" in inputs else product})
 
 
 # bmm_fp8
@@ -519,7 +473,7 @@ BMM_FP8 = Op(
     unusual=OF_CODES,
     scalars={"dtype": 1},  # a number that only names the output's dtype
     sizes={"m": (3, 1, 17, 8), "s": (1,)},
-    draws={"A_scale": of_tensor, "B_scale": of_tensor},
+    draws={"A_scale B_scale": of_tensor},
     adversarial=ADVERSARIAL,
     mutants=(
         *MUTANTS,
@@ -541,9 +495,8 @@ def _flashinfer_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 @BMM_FP8.truth("torch", "bmm", TORCH_BMM, rows=None)
 def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, rounded once."""
     a, b = inputs["A"].float() * inputs["A_scale"], inputs["B"].float() * inputs["B_scale"]
-    return {"C": api[TORCH_BMM](a, b).to(dtype_of(definition.outputs["C"]))}
+    return rounded(definition, {"C": api[TORCH_BMM](a, b)})
 
 
 # gemm_fp8
@@ -602,17 +555,6 @@ def of_block(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.ldexp(draw.uniform(wanted.name, wanted.shape, low=1.0, high=2.0), powers)
 
 
-def first_block(scale: torch.Tensor) -> torch.Tensor:
-    """A mutant's scales: a row's first one for all of its blocks."""
-    return scale[..., :1].expand(scale.shape)
-
-
-def of_rows(blocks: torch.Tensor) -> torch.Tensor:
-    """A mutant's blocks: the memory of each, [N, block], is read as [block, N]."""
-    count, columns, width = blocks.shape
-    return blocks.reshape(count, width, columns).transpose(1, 2)
-
-
 def some_groups(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Random groups [rows], ascending, equal within each tile of 128 rows."""
     count = wanted.shape_of("b")[0]
@@ -635,7 +577,7 @@ def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
             "C": "out out_out",
             "buffer": "out",
         },
-        draws={"a_scale": of_block, "b_scale": of_block, "m_indices": some_groups, "masked_m": counts},
+        draws={"a_scale b_scale": of_block, "m_indices": some_groups, "masked_m": counts},
         adversarial=ADVERSARIAL,
         unusual={**OF_CODES, SEEN: ("a", "b", "blocks")},
         adversarial_inputs=("a",),
@@ -644,7 +586,7 @@ def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
     )
 
 
-LAUNCHED = ("expected_m", "ab_dtype", "sf_dtype", "c_dtype", "sf_vec_size")
+LAUNCHED = "expected_m ab_dtype sf_dtype c_dtype sf_vec_size"
 BY_128 = {"x": lambda at: -(-at["k"] // BLOCK), "y": lambda at: -(-at["n"] // BLOCK)}
 SCALED = "a_scale[{0}m x] b_scale[{0}y x]"
 GEMM_FP8 = scaled_by_blocks(
@@ -654,14 +596,15 @@ GEMM_FP8 = scaled_by_blocks(
     sizes={"w": lambda _: BLOCK, "x": lambda at: at["k"] // at.get("w", at["k"] // at["x"])},
     mutants=(
         *MUTANTS,
-        altered("scales of a dropped", "a_scale", change=ones),
-        altered("scales of b dropped", "b_scale", change=ones),
+        *(altered(f"scales of {one} dropped", f"{one}_scale", change=ones) for one in "ab"),
         altered("scales of a inverted", "a_scale", change=lambda scale: 1 / scale),
-        altered("the first block's scale of a for all", "a_scale", change=first_block),
+        altered("the first block's scale of a for all", "a_scale", change=lambda x: x[..., :1].expand(x.shape)),
         altered("blocks of b along K exchanged", "b_scale", change=lambda scale: scale.flip(-1)),
         altered("blocks of b along N exchanged", "b_scale", change=lambda scale: scale.flip(-2)),
         altered("scales of b transposed", "b_scale", change=lambda scale: scale.mT.reshape(scale.shape)),
-        altered("memory of blocks read as [K, N]", "blocks", change=of_rows),
+        altered(
+            "memory of blocks read as [K, N]", "blocks", change=lambda block: block.reshape(block.mT.shape).mT
+        ),
         altered("a row less", "masked_m", change=lambda count: (count - 1).clamp_min(0)),
         altered(
             "the smallest one's rows", "masked_m", change=lambda count: count.sort().values[:1].expand(count.shape)
@@ -679,12 +622,12 @@ GEMM_FP8 = scaled_by_blocks(
             f"a[b m k] b[b n k] {SCALED.format('b ')} masked_m[b] expected_m?",
             "a[b m k] b[b n k] buffer[b m n] masked_m[b] ab_dtype? sf_dtype? c_dtype? sf_vec_size?",
             sizes=BY_128 | {"m": (3, 1, 17, 8)},
-            scalars=dict.fromkeys(LAUNCHED, 1),
-            unread=dict.fromkeys(LAUNCHED, "shapes and dtypes say it") | {"buffer": "it is written over"},
+            scalars={LAUNCHED: 1},
+            unread={LAUNCHED: "shapes and dtypes say it", "buffer": "it is written over"},
         ),
     ),
 )
-TWO_SCALED = ("a b a_scale b_scale", "input weight input_scale weight_scale")
+TWO_SCALED = "a b a_scale b_scale -> out | input weight input_scale weight_scale -> out"
 BLOCKSCALE = "flashinfer.gemm:fp8_blockscale_gemm_sm90"
 
 
@@ -695,6 +638,15 @@ def by_square_blocks(definition: Definition) -> bool:
     return all(size % BLOCK == 0 and count in {size // BLOCK, None} for size, count in sizes)
 
 
+@GEMM_FP8.truth(
+    "flashinfer",
+    "gemm.fp8_blockscale_gemm_sm90",
+    BLOCKSCALE,
+    serves=TWO_SCALED,
+    accepts=by_square_blocks,
+    modules=lambda _, __: (Module("gen_blockscale"),),
+    sm=((9, 0), (9, 0)),
+)
 def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Call with a's scales as the kernel reads them: [K / 128, rows], rows padded to fours (finding G24)."""
     a, b, a_scale, b_scale = inputs.values()
@@ -702,37 +654,19 @@ def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"out": api[BLOCKSCALE](a, b, by_blocks_first, b_scale)}
 
 
+@GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=TWO_SCALED, rows=None)
 def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, rounded once."""
     a, b, a_scale, b_scale = (value.float() for value in inputs.values())
     width, height = block_of(b.shape, b_scale.shape)
     a = a * a_scale.repeat_interleave(width, 1)
     b = b * b_scale.repeat_interleave(height, 0)[: len(b)].repeat_interleave(width, 1)
-    return {"out": api[TORCH_LINEAR](a, b).to(dtype_of(definition.outputs["out"]))}
-
-
-for _served in (f"{names} -> out" for names in TWO_SCALED):
-    GEMM_FP8.truth(
-        "flashinfer",
-        "gemm.fp8_blockscale_gemm_sm90",
-        BLOCKSCALE,
-        serves=_served,
-        accepts=by_square_blocks,
-        modules=lambda _, __: (Module("gen_blockscale"),),
-        sm=((9, 0), (9, 0)),
-    )(_flashinfer_blocks)
-    GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=_served, rows=None)(_pytorch_blocks)
+    return rounded(definition, {"out": api[TORCH_LINEAR](a, b)})
 
 
 # gemm_mxfp8, bmm_mxfp8, gemm_bf16_fp4, gemm_nvfp4_svdquant: factors are codes with a scale per block of K
 
 # scales in memory, rows, columns -> [..., rows, columns]
 Tiles = Callable[["torch.Tensor", int, int], "torch.Tensor"]
-
-
-def in_rows(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A mutant's scales [..., rows, columns]: tiled memory [..., n], read row by row."""
-    return scales[..., : rows * columns].reshape(*scales.shape[:-1], rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -819,12 +753,6 @@ def tile_size(rows: str, columns: str, width: int, *batch: str) -> Callable[[Map
     return lambda at: math.prod(at[one] for one in batch) * swizzled_size(at[rows], at[columns] // width)
 
 
-def of_tiles(wide: Wide) -> bool:
-    """Whether some scales have a single axis, in which tiles follow each other."""
-    names = [name for name in wide.values if name.endswith(("descale", "_scale", "_sf"))]
-    return any(len(wide.definition.inputs[name].shape or ()) == 1 for name in names)
-
-
 def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """e8m0 scales: seven neighbouring powers of two at a random level per case, at most 1 for float16 outputs."""
     narrow = any(spec.dtype == "float16" for spec in wanted.definition.outputs.values())
@@ -832,14 +760,23 @@ def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return (draw.integers(wanted.name, wanted.shape, low=101, high=108) + level).to(torch.uint8).view(wanted.dtype)
 
 
-SCALES = of_codes(0x28, 0x40)
+SCALES, ONE_E4M3, ONE_E8M0 = of_codes(0x28, 0x40), of_codes(0x38, 0x39), of_codes(127, 128)
 OF_SCALES = (
     Mutant("scales of the second factor dropped", b_scales=ones),
     Mutant("scales of the second factor inverted", b_scales=lambda scale: 1 / scale),
-    Mutant("the first block's scale for all", b_scales=first_block),
+    Mutant("the first block's scale for all", b_scales=lambda scale: scale[..., :1].expand(scale.shape)),
     Mutant("blocks along K exchanged", b_scales=lambda scale: scale.flip(-1)),
     Mutant("scales of the next row", b_scales=lambda scale: scale.roll(1, -2)),
-    Mutant("scales read row by row", applies=of_tiles, tiles=in_rows),
+    Mutant(
+        "scales read row by row",
+        applies=lambda wide: any(
+            name.endswith(("descale", "_scale", "_sf")) and len(wide.definition.inputs[name].shape or ()) == 1
+            for name in wide.values
+        ),
+        tiles=lambda scales, rows, columns: scales[..., : rows * columns].reshape(
+            *scales.shape[:-1], rows, columns
+        ),
+    ),
 )
 BOTH_CODED = (
     Mutant("scales of the first factor dropped", a_scales=ones),
@@ -851,11 +788,6 @@ OF_PAIRS_AND_ALPHA = (
     Mutant("alpha dropped", applies=has("alpha"), alphas=0),
     Mutant("alpha twice", applies=has("alpha"), alphas=2),
 )
-
-
-def unit_scales(names: Collection[str], code: int) -> Mapping[str, Exactly]:
-    """Scales of 1; `code` is the 1 of their format."""
-    return dict.fromkeys(names, of_codes(code, code + 1))
 
 
 def in_bytes(*names: str) -> Callable[[Definition], str | None]:
@@ -880,18 +812,18 @@ OF_CODED: dict[str, Any] = {
 
 def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
     """The op of products of two factors in mxfp8; `batch` is the letter of a batch axis, or empty."""
-    scales, b, rows = (a_scale, b_scale), f"{batch} ".lstrip(), {"m": (3, 1, 17, 8)} if batch else {}
+    b, rows = f"{batch} ".lstrip(), {"m": (3, 1, 17, 8)} if batch else {}
     factors = Coded("A", a_scale, E4M3, E8M0), Coded("B", b_scale, E4M3, E8M0, transposed=True)
     form = f"A[{b}m k] B[{b}k n] {a_scale}[x] {b_scale}[y] dtype? -> C[{b}m n]"
     return Op(
         op_type,
         Form(form, coded_product(*factors, "C")),
         **OF_CODED,
-        requires=in_bytes("A", "B", *scales),
-        lossless=lambda _: {"A": summable, "B": summable, **unit_scales(scales, 127)},
+        requires=in_bytes("A", "B", a_scale, b_scale),
+        lossless={"A B": summable, f"{a_scale} {b_scale}": ONE_E8M0},
         independent_rows=False,
         sizes={**rows, "x": tile_size("m", "k", MX_BLOCK, *batch), "y": tile_size("n", "k", MX_BLOCK, *batch)},
-        draws=dict.fromkeys(scales, powers),
+        draws={f"{a_scale} {b_scale}": powers},
         mutants=(*LAST_COLUMNS, SHIFTED, NARROW_SUMS, *OF_SCALES, *BOTH_CODED),
         **facts,
     )
@@ -926,7 +858,7 @@ GEMM_BF16_FP4 = Op(
         if by_rows(one) or one.inputs["B"].dtype == "int32"
         else f"B in tiles is of int32, not of {one.inputs['B'].dtype}"
     ),
-    lossless=lambda _: {"A": summable, "alpha": 0.5, **unit_scales(("b_descale",), 0x38)},
+    lossless={"A": summable, "alpha": 0.5, "b_descale": ONE_E4M3},
     scalars={"block_size": FP4_BLOCK},
     sizes_in_numbers=("block_size",),
     unusual={**UNUSUAL, "inf": ("A",)},  # an infinite alpha may multiply codes of 0
@@ -952,15 +884,15 @@ GEMM_SVDQUANT = Op(
     ),
     family="product",
     requires=in_bytes("a", "b", "a_sf", "b_sf"),
-    lossless=lambda _: {"d": whole(3), "l1": whole(3), "alpha": 0.5, **unit_scales(("a_sf", "b_sf"), 0x38)},
+    lossless={"d l1": whole(3), "alpha": 0.5, "a_sf b_sf": ONE_E4M3},
     exact_on_gpu=lambda _: False,
     independent_rows=False,
     sizes={
         "o": (1,),
-        "x": lambda at: swizzled_size(at["m"], at["p"] * 2 // FP4_BLOCK),
-        "y": lambda at: swizzled_size(at["n"], at["p"] * 2 // FP4_BLOCK),
+        "x": tile_size("m", "p", FP4_BLOCK // 2),
+        "y": tile_size("n", "p", FP4_BLOCK // 2),
     },
-    draws={"a": ANY_BYTES, "b": ANY_BYTES, "a_sf": SCALES, "b_sf": SCALES, "alpha": of_tensor},
+    draws={"a b": ANY_BYTES, "a_sf b_sf": SCALES, "alpha": of_tensor},
     adversarial_inputs=("d",),
     gates={"out": Backward()},
     mutants=(
@@ -1025,17 +957,17 @@ LINEAR_SVDQUANT = Op(
         "l1_scaled": lambda draw, wanted: draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=128.0),
     },
     adversarial={"outlier": {"outlier": 30.0}, "offset": {"offset": 2.0}},
-    unusual={"large": ("x",)},
     adversarial_inputs=("x",),
+    unusual={"large": ("x",)},
     # With bfloat16 before quantisation, 4 of 425,984 rows of 128 values err by 15.2 to 17.7 %, slopes by 2.5 %.
     gates={"out": Quantised(rms=0.2, slope=0.04, reason="what is quantised may be kept in bfloat16 before")},
-    lossless=lambda _: {
+    lossless={
         "x": coded_rows,
-        **dict.fromkeys(("pre_quant_scale", "global_scale"), 1.0),
+        "pre_quant_scale global_scale": 1.0,
         "l2t_smoothed": one_hot,
         "l1_scaled": 0.0,  # 0, as a kernel may round before it adds this
         "alpha": 0.5,
-        **unit_scales(("weight_sf",), 0x38),
+        "weight_sf": ONE_E4M3,
     },
     mutants=(
         SHIFTED,
@@ -1049,7 +981,6 @@ LINEAR_SVDQUANT = Op(
     ),
 )
 MM_MXFP8, FLASHINFER_BMM_MXFP8 = "flashinfer.gemm:mm_mxfp8", "flashinfer.gemm:bmm_mxfp8"
-DTYPE_KEYWORDS = {MM_MXFP8: "out_dtype", FLASHINFER_BMM_MXFP8: "dtype"}
 MM_BF16_FP4 = "flashinfer.gemm:mm_bf16_fp4"
 NEWEST = ((10, 0), (12, 1))
 
@@ -1057,10 +988,10 @@ NEWEST = ((10, 0), (12, 1))
 @GEMM_MXFP8.truth("flashinfer", "gemm.mm_mxfp8", MM_MXFP8, sm=NEWEST)
 @BMM_MXFP8.truth("flashinfer", "gemm.bmm_mxfp8", FLASHINFER_BMM_MXFP8, sm=NEWEST)
 def _flashinfer_mxfp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    key = kernel_of(definition, MM_MXFP8, FLASHINFER_BMM_MXFP8)
+    [(key, product)] = api.items()
     a, b, a_scale, b_scale, *_ = inputs.values()
-    dtype = {DTYPE_KEYWORDS[key]: dtype_of(definition.outputs["C"])}
-    return {"C": api[key](a, in_columns(b), a_scale, b_scale, **dtype)}
+    dtype = {"out_dtype" if key == MM_MXFP8 else "dtype": dtype_of(definition.outputs["C"])}
+    return {"C": product(a, in_columns(b), a_scale, b_scale, **dtype)}
 
 
 def _flashinfer_bf16_fp4(api: Api, _: Definition, inputs: Given) -> Outputs:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from traceproof.lazy import torch
-from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, dtype_of
-from traceproof.ops.base import Tensors
+from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim
+from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.compare import Close
-from traceproof.ops.families.blockscaled import MUTANTS, Over, peak, quotient
+from traceproof.ops.families.blockscaled import MUTANTS, Over, ones, peak, quotient
 from traceproof.ops.formats import FP8_MAX, in_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
@@ -35,11 +35,6 @@ WRONG_SCALES: Mapping[str, Part] = {
 }
 
 
-def blocks_per_row(definition: Definition) -> int:
-    """Scales per row of the output `scale` [n g]."""
-    return definition.const_axes[(definition.outputs["scale"].shape or ("", ""))[1]]
-
-
 def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> Op:
     """The op of a format: `largest` value, comparison of `codes`, rounding `to_code`, and truncation `cut`."""
 
@@ -54,11 +49,11 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
     ) -> Tensors:
         """`q = x / scale` [n h], with scale = max|block| / largest [n g] for g blocks per row."""
         x = wide["x"]
-        blocks = in_blocks(x, x.shape[1] // blocks_per_row(wide.definition))
+        blocks = in_blocks(x, x.shape[1] // (dim(wide.definition, "scale", 1) or 1))
         scale = scales(scale_of_peak(peaks(blocks)))
         return {"q": code(over(blocks, scale[..., None])).reshape(x.shape), "scale": scale}
 
-    def rounded(values: torch.Tensor) -> torch.Tensor:
+    def to_codes(values: torch.Tensor) -> torch.Tensor:
         return to_code(values.clamp(-largest, largest))
 
     def peaked(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -73,11 +68,15 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         family="quantisation",
         gates={"q": codes, "scale": Close()},
         roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
-        lossless=lambda _: {"x": peaked},
+        lossless={"x": peaked},
         exact_on_gpu=lambda _: False,  # kernels may multiply by an inexact reciprocal
         mutants=(
-            *(Mutant(one.name, code=rounded, **one.changes) for one in MUTANTS if one.changes.keys() <= OF_SCALES),
-            *(Mutant(name, code=rounded, scales=change) for name, change in WRONG_SCALES.items()),
+            *(
+                Mutant(one.name, code=to_codes, **one.changes)
+                for one in MUTANTS
+                if one.changes.keys() <= OF_SCALES
+            ),
+            *(Mutant(name, code=to_codes, scales=change) for name, change in WRONG_SCALES.items()),
             Mutant("cut off", code=lambda values: cut(values.clamp(-largest, largest))),
         ),
     )
@@ -104,9 +103,7 @@ ROW_KERNEL = "sgl_kernel:sgl_per_token_quant_fp8"
 
 def per_token(definition: Definition) -> bool:
     """Whether each row has one scale, and a multiple of 8 columns, as SGLang's kernel takes."""
-    shape = definition.outputs["scale"].shape or ("", "")
-    hidden = dim(definition, "x", 1)
-    return definition.const_axes.get(shape[1]) == 1 and hidden is not None and hidden % 8 == 0
+    return dim(definition, "scale", 1) == 1 and (dim(definition, "x", 1) or 1) % 8 == 0
 
 
 @QUANTIZE_FP8.truth(
@@ -124,15 +121,15 @@ def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
 @QUANTIZE_INT8.truth("torch", "amax", AMAX, rows=None)
 def _pytorch_quantiser(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32; a block's scale is its largest magnitude over the format's largest value."""
-    x, count = inputs["x"].float(), blocks_per_row(definition)
+    x, count, whole = (
+        inputs["x"].float(),
+        dim(definition, "scale", 1) or 1,
+        definition.outputs["q"].dtype == "int8",
+    )
     blocks = x.reshape(len(x), count, x.shape[1] // count)
-    if definition.outputs["q"].dtype == "int8":
-        scale = api[AMAX](blocks.abs(), -1, keepdim=True) / 127.0
-        q = (blocks / scale).round().to(torch.int8)
-    else:
-        scale = api[AMAX](blocks.abs(), -1, keepdim=True) / 448.0
-        q = (blocks / scale).to(torch.float8_e4m3fn)
-    return {"q": q.reshape(x.shape), "scale": scale.squeeze(-1)}
+    scale = api[AMAX](blocks.abs(), -1, keepdim=True) / (127.0 if whole else 448.0)
+    q = (blocks / scale).reshape(x.shape)
+    return rounded(definition, {"q": q.round() if whole else q, "scale": scale.squeeze(-1)})
 
 
 # dequantize_fp8
@@ -172,23 +169,20 @@ DEQUANTIZE_FP8 = Op(
     Form("q[n h] scale[n g] -> y[n h]", dequantise),
     family="quantisation",
     draws={"q": any_code, "scale": over_powers},
-    lossless=lambda _: {"q": any_code, "scale": full(1, signed=False)},
+    lossless={"q": any_code, "scale": full(1, signed=False)},
     adversarial={"tiny": {"scale": 2.0**-40}, "large": {"scale": 2.0**40}},
     mutants=(
-        Mutant("scale dropped", scales=lambda scale, width: torch.ones_like(per_value(scale, width))),
+        Mutant("scale dropped", scales=lambda scale, width: ones(per_value(scale, width))),
         Mutant("divided by the scale", scales=lambda scale, width: 1 / per_value(scale, width)),
-        Mutant(
-            "one block's scale for the row",
-            scales=lambda scale, width: scale[:, :1].expand(-1, width * scale.shape[1]),
-        ),
+        Mutant("one block's scale for the row", scales=lambda scale, _: scale[:, :1]),
         Mutant("blocks of neighbours", scales=lambda scale, width: scale.repeat(1, width)),
         Mutant("blocks in the opposite order", scales=lambda scale, width: per_value(scale.flip(1), width)),
-        Mutant(
-            "scale rounded to a power of two",
-            scales=lambda scale, width: torch.exp2(per_value(scale, width).log2().round()),
-        ),
-        Mutant(
-            "scale in fp8", scales=lambda scale, width: per_value(scale.to(torch.float8_e4m3fn).float(), width)
+        *(
+            Mutant(name, scales=lambda scale, width, rounding=rounding: per_value(rounding(scale), width))
+            for name, rounding in {
+                "scale rounded to a power of two": lambda scale: torch.exp2(scale.log2().round()),
+                "scale in fp8": lambda scale: scale.to(torch.float8_e4m3fn).float(),
+            }.items()
         ),
         Mutant("codes read as whole numbers", as_int8=True),
     ),
@@ -198,7 +192,5 @@ MULTIPLIED = "torch:mul"
 
 @DEQUANTIZE_FP8.truth("torch", "mul", MULTIPLIED, rows=None)
 def _pytorch_rows(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, rounded once."""
     q, scale = inputs["q"].float(), inputs["scale"]
-    y = api[MULTIPLIED](q, scale.repeat_interleave(q.shape[1] // scale.shape[1], 1))
-    return {"y": y.to(dtype_of(definition.outputs["y"]))}
+    return rounded(definition, {"y": api[MULTIPLIED](q, scale.repeat_interleave(q.shape[1] // scale.shape[1], 1))})

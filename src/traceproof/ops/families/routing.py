@@ -9,17 +9,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
-from traceproof.models.drafts import Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
+from traceproof.models.drafts import Extraction, Facts, call_of, compared_with, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
-from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dtype_of
-from traceproof.ops.base import Tensors, Unsupported
+from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dim, dtype_of
+from traceproof.ops.base import Tensors, Unsupported, rounded
 from traceproof.ops.cases import OTHER_SCALARS, SEEN
 from traceproof.ops.compare import Exact
-from traceproof.ops.families.blockscaled import below
+from traceproof.ops.families.blockscaled import below, ones
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import softplus
 from traceproof.ops.lossless import SURE
@@ -43,7 +44,7 @@ class Method(StrEnum):
     DEFAULT: choose the largest logits; weights are the softmax over all.
     EVEN: choose the largest logits; every one weighs 1 / top_k.
     PACKED: the choice is an input: FlashInfer's packing of expert and weight in one int32.
-    UNIFORM: the choice is an input of plain expert indices; every one weighs 1 / top_k.
+    UNIFORM: the choice is an input of plain expert indices; every one weighs 1 / top_k, times the scaling factor.
     WEIGHTED: expert indices and weights are inputs.
     PLANNED: inputs are blocks of places (token x top_k + slot), the expert of each block, and weights by slot.
 
@@ -181,19 +182,6 @@ def _method(inputs: Mapping[str, TensorSpec], stated: object, top_k: int) -> Met
     return Method.RENORMALISE
 
 
-def _count(name: str, letters: str, *others: str, config: tuple[str, ...]) -> Rule:
-    """The rule of a count, by its names in a reference and as axes, and by the letters before it in a name."""
-    return Rule(
-        name=name,
-        label=name,
-        assigned=(name, *others),
-        axes=(name, *others),
-        described=((rf"\b{name}\b ?[=:] ?(\d+)", None),),
-        named=((rf"_{letters}(\d+)(?:_|$)", None),),
-        config=config,
-    )
-
-
 COUNTS = (
     Rule(
         name="routing_method",
@@ -207,9 +195,22 @@ COUNTS = (
             (r"with deepseek-?v3 routing", Method.DEEPSEEK.value),
         ),
     ),
-    _count("top_k", "topk", "topk", "num_experts_per_tok", config=("num_experts_per_tok",)),
-    _count("n_group", "ng", "num_groups", "num_expert_group", config=("n_group",)),
-    _count("topk_group", "kg", "top_k_group", config=("topk_group",)),
+    *(
+        Rule(  # a count, by its names in a reference and as axes, and by the letters before it in a name
+            name=names[0],
+            label=names[0],
+            assigned=names,
+            axes=names,
+            described=((rf"\b{names[0]}\b ?[=:] ?(\d+)", None),),
+            named=((rf"_{letters}(\d+)(?:_|$)", None),),
+            config=(in_config,),
+        )
+        for letters, in_config, names in (
+            ("topk", "num_experts_per_tok", ("top_k", "topk", "num_experts_per_tok")),
+            ("ng", "n_group", ("n_group", "num_groups", "num_expert_group")),
+            ("kg", "topk_group", ("topk_group", "top_k_group")),
+        )
+    ),
     Rule(
         name="topk_ids",
         label="form of topk_ids",
@@ -289,7 +290,8 @@ def choice_by_input(routing: Routing, wide: Wide, *, extent: bool = True) -> Cho
         weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(wide.dtype)
         return ChosenExperts((topk_ids >> PACKED_SHIFT).to(torch.int64), weights)
     if routing.method == Method.UNIFORM:
-        weights = torch.full(topk_ids.shape, 1 / routing.top_k, dtype=wide.dtype, device=topk_ids.device)
+        weight = wide.number("routed_scaling_factor", 1.0) / routing.top_k
+        weights = torch.full(topk_ids.shape, weight, dtype=wide.dtype, device=topk_ids.device)
         return ChosenExperts(topk_ids.to(torch.int64), weights)
     return ChosenExperts(topk_ids.to(torch.int64), wide["topk_weights"])
 
@@ -507,14 +509,19 @@ def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return biases[trial].to(draw.device)
 
 
+def distinct(draw: Draw, wanted: Wanted, experts: int) -> torch.Tensor:
+    """Distinct experts in random order in each row of [rows, top_k], int64."""
+    rows, top_k = wanted.shape
+    return draw.words(wanted.name, rows * experts).view(rows, experts).argsort(dim=-1, stable=True)[:, :top_k]
+
+
 def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct expert ids [tokens, top_k] in random order; tokens of a pattern in FAVOURED have that expert first.
 
     For Method.PACKED packed with bfloat16 weights, uniform in [0.05, 0.55), which do not add up to 1.
     """
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
-    keys = draw.words("topk_ids", tokens * routing.experts).view(tokens, routing.experts)
-    experts = torch.argsort(keys, dim=-1, stable=True)[:, : routing.top_k]
+    experts = distinct(draw, replace(wanted, name="topk_ids", shape=(tokens, routing.top_k)), routing.experts)
     for row, pattern in zip(experts, _patterns(params, tokens), strict=True):
         if pattern in FAVOURED:
             favoured = _favoured(routing, params, pattern)
@@ -531,10 +538,7 @@ def drawn_plan(draw: Draw, wanted: Wanted) -> torch.Tensor:
     expert_of_pair = drawn_ids(draw, ids).flatten().cpu()
     [blocks], [capacity] = wanted.shape_of("expert_ids"), wanted.shape_of("sorted_token_ids")
     size = capacity // blocks
-    sorted_pairs, expert_of_block = (
-        torch.zeros(capacity, dtype=torch.int64),
-        torch.zeros(blocks, dtype=torch.int64),
-    )
+    sorted_pairs, expert_of_block = (torch.zeros(count, dtype=torch.int64) for count in (capacity, blocks))
     used = 0  # blocks
     for expert in sorted(set(expert_of_pair.tolist())):
         pairs = (expert_of_pair == expert).nonzero().flatten()
@@ -573,19 +577,13 @@ def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
 # Variants and mutants of a mixture's routing: changes of `choice_of`.
 
 
-def _several(wide: Wide) -> bool:
-    """Whether a token goes to several experts."""
-    return routing_of(wide.definition).top_k > 1
+def _routes(condition: Callable[[Routing], bool]) -> Callable[[Wide], bool]:
+    """Condition for `applies`: of a mixture's routing."""
+    return lambda wide: condition(routing_of(wide.definition))
 
 
-def _unlike(wide: Wide) -> bool:
-    """Whether a token goes to several experts with different weights."""
-    return _several(wide) and routing_of(wide.definition).method not in {Method.EVEN, Method.UNIFORM}
-
-
-def _by(*methods: Method) -> Callable[[Wide], bool]:
-    """Condition for `applies`: a mixture routes by one of these methods."""
-    return lambda wide: routing_of(wide.definition).method in methods
+# to several experts with different weights
+_unlike = _routes(lambda routing: routing.top_k > 1 and routing.method not in {Method.EVEN, Method.UNIFORM})
 
 
 def _rerouted(name: str, **numbers: Callable[[int], int]) -> Mutant:
@@ -595,36 +593,34 @@ def _rerouted(name: str, **numbers: Callable[[int], int]) -> Mutant:
         changes: dict[str, Any] = {one: change(getattr(routing, one)) for one, change in numbers.items()}
         return replace(routing, **changes)
 
-    def applies(wide: Wide) -> bool:
-        routing = routing_of(wide.definition)
+    def possible(routing: Routing) -> bool:
         grouped = "top_groups" in numbers
         return not routing.by_input and changed(routing).misfit is None and (routing.groups > 1 or not grouped)
 
-    return Mutant(name, applies=applies, routed=changed)
+    return Mutant(name, applies=_routes(possible), routed=changed)
 
 
 def _weighed(name: str, weigh: Mapping[Method, Weigh]) -> Mutant:
     """A mutant that computes the chosen experts' weights by other functions, for the methods in `weigh`."""
-    return Mutant(name, applies=_by(*weigh), weigh=weigh)
+    return Mutant(name, applies=_routes(lambda routing: routing.method in weigh), weigh=weigh)
+
+
+def with_bias(logits: torch.Tensor, experts: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A mutant's weights of DeepSeek's routing, with the bias."""
+    return sum_one(_biased(logits, bias).gather(-1, experts))
 
 
 MISROUTED = (
     altered(
         "routing bias dropped",
         "routing_bias",
-        change=lambda bias: torch.zeros_like(bias),
-        applies=lambda wide: _by(Method.DEEPSEEK)(wide) or routing_of(wide.definition).biased,
+        change=lambda bias: bias * 0,
+        applies=_routes(lambda routing: routing.biased or routing.method is Method.DEEPSEEK),
     ),
-    _weighed(
-        "routing bias kept in the weights",
-        {Method.DEEPSEEK: lambda logits, experts, bias: sum_one(_biased(logits, bias).gather(-1, experts))},
-    ),
+    _weighed("routing bias kept in the weights", {Method.DEEPSEEK: with_bias}),
     _weighed(
         "renormalisation dropped",
-        {
-            Method.DEEPSEEK: lambda logits, experts, _: torch.sigmoid(logits.gather(-1, experts)),
-            Method.RENORMALISE: lambda logits, experts, _: torch.softmax(logits, -1).gather(-1, experts),
-        },
+        {Method.DEEPSEEK: WEIGHTS[Method.LLAMA4], Method.RENORMALISE: WEIGHTS[Method.DEFAULT]},
     ),
     _weighed("weights of sum 1", {Method.DEFAULT: WEIGHTS[Method.RENORMALISE]}),
     _weighed(
@@ -632,7 +628,7 @@ MISROUTED = (
         {
             Method.DEEPSEEK: WEIGHTS[Method.RENORMALISE],
             Method.RENORMALISE: WEIGHTS[Method.DEEPSEEK],
-            Method.LLAMA4: lambda logits, experts, _: torch.ones_like(logits.gather(-1, experts)),
+            Method.LLAMA4: lambda logits, experts, _: ones(logits.gather(-1, experts)),
             Method.DEFAULT: WEIGHTS[Method.DEEPSEEK],
             Method.EVEN: WEIGHTS[Method.RENORMALISE],
         },
@@ -640,31 +636,24 @@ MISROUTED = (
     _rerouted("group limit ignored", groups=lambda _: 1, top_groups=lambda _: 1),
     _rerouted("one group too few", top_groups=lambda count: count - 1),
     _rerouted("one group too many", top_groups=lambda count: count + 1),
-    Mutant(
-        "a group counts its best expert", applies=lambda wide: routing_of(wide.definition).groups > 1, counted=1
-    ),
+    Mutant("a group counts its best expert", applies=_routes(lambda routing: routing.groups > 1), counted=1),
     _rerouted("one expert too few", top_k=lambda k: k - 1),
     _rerouted("one expert too many", top_k=lambda k: k + 1),
     Mutant("k-th expert replaced by the next", applies=_rerouted("", top_k=lambda k: k + 1).applies, kth=False),
     Mutant(
         "last expert dropped",
-        applies=_several,
+        applies=_routes(lambda routing: routing.top_k > 1),
         chosen=lambda choice: ChosenExperts(choice.experts[:, :-1], choice.weights[:, :-1]),
     ),
-    Mutant(
-        "experts weigh alike",
-        applies=_unlike,
-        chosen=lambda choice: replace(
-            choice, weights=choice.weights.mean(-1, keepdim=True).expand_as(choice.weights)
-        ),
-    ),
-    Mutant(
-        "weights in another order",
-        applies=_unlike,
-        chosen=lambda choice: replace(choice, weights=choice.weights.flip(-1)),
+    *(
+        Mutant(name, applies=_unlike, chosen=lambda one, change=change: replace(one, weights=change(one.weights)))
+        for name, change in (
+            ("experts weigh alike", lambda weights: weights.mean(-1, keepdim=True).expand_as(weights)),
+            ("weights in another order", lambda weights: weights.flip(-1)),
+        )
     ),
     *(
-        Mutant(name, applies=lambda wide: routing_of(wide.definition).shared > 0, sharing=weight)
+        Mutant(name, applies=_routes(lambda routing: routing.shared > 0), sharing=weight)
         for name, weight in (("shared experts left out", 0.0), ("shared experts at half their weight", 0.5))
     ),
     Mutant("blocks beyond the plan's extent", applies=has("sorted_token_ids"), extent=False),
@@ -739,10 +728,9 @@ def router_call(module: ModelModule, reading: Reading) -> KernelCall | str:
     if (plain or limited) and experts is not None:
         groups: Facts = {name: facts[name] or 1 for name in ("groups", "kept_groups") if limited}
         return call_of(module, "router", "top_k", experts=experts, routing=method, **groups)
-    parts = [f"routing by {scoring}", "renormalised" if facts["renormalise"] else "not renormalised"]
-    parts += ["within groups"] * grouped
-    parts += ["with a bias"] * bool(facts["bias"])
-    return f"{', '.join(parts)}: no form"
+    how = "renormalised" if facts["renormalise"] else "not renormalised"
+    parts = [", within groups"] * grouped + [", with a bias"] * bool(facts["bias"])
+    return f"routing by {scoring}, {how}{''.join(parts)}: no form"
 
 
 # The router alone: a softmax over its logits.
@@ -756,11 +744,6 @@ def softmax(logits: torch.Tensor) -> torch.Tensor:
 def renormalised(wide: Wide) -> bool:
     """Whether the weights of a token sum to 1."""
     return bool(wide.number("renormalize"))
-
-
-def width_of(definition: Definition) -> int:
-    """Experts per token."""
-    return definition.const_axes[(definition.outputs["topk_ids"].shape or ("", ""))[1]]
 
 
 def route(
@@ -778,7 +761,7 @@ def route(
     rank of the first one chosen, and `worst` chooses the lowest scores.
     """
     scores, experts = score(wide["router_logits"]).sort(dim=-1, descending=not worst, stable=True)
-    chosen = slice(first, first + width_of(wide.definition))
+    chosen = slice(first, first + (dim(wide.definition, "topk_ids", 1) or 0))
     weights = after(scores[:, chosen])
     if renormalised(wide) if sums is None else sums:
         weights = sum_one(weights)
@@ -809,19 +792,11 @@ def sure_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def hashed(
-    wide: Wide, *, curve: Part = lambda logits: softplus(logits).sqrt(), sums: bool = True, tokens: Part = same
+    wide: Wide, *, curve: Part = lambda logits: softplus(logits).sqrt(), sums: Part = sum_one, tokens: Part = same
 ) -> Tensors:
     """Experts by a table of token ids; their weights are sqrt(softplus(logit)), divided by the sum."""
     experts = wide["tid2eid"].long()[tokens(wide["input_ids"])]
-    scores = curve(wide["router_logits"]).gather(-1, experts)
-    return {"topk_weights": sum_one(scores) if sums else scores, "topk_ids": experts}
-
-
-def table_of_experts(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Random distinct experts per row, [token ids, top_k]."""
-    experts = wanted.shape_of("router_logits")[1]
-    keys = draw.words(wanted.name, wanted.shape[0] * experts).view(wanted.shape[0], experts)
-    return keys.argsort(dim=-1, stable=True)[:, : wanted.shape[1]].to(wanted.dtype)
+    return {"topk_weights": sums(curve(wide["router_logits"]).gather(-1, experts)), "topk_ids": experts}
 
 
 def grouped(wide: Wide, *, counted: int = 2, weigh: Weigh | None = None, limited: bool = True) -> Tensors:
@@ -845,20 +820,14 @@ def _routing_alone(definition: Definition) -> Routing:
     )
 
 
-def clear_scores(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Normal scores [tokens, experts] with a clear choice."""
-    trials = draw.normal(wanted.name, (TRIALS, *wanted.shape), wanted.dtype, scale=2.0)
-    return clearest(draw, wanted, trials.cpu())
+def clearest(draw: Draw, wanted: Wanted, *, exact: bool = False) -> torch.Tensor:
+    """Of TRIALS random rows of scores [tokens, experts], each token's with the clearest choice and order.
 
-
-def halves_and_ones(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Scores of 0, some of SURE: sigmoids of 1/2, and of 1 so few that both are chosen."""
-    trials = (draw.integers(wanted.name, (TRIALS, *wanted.shape), low=0, high=16) == 0) * SURE
-    return clearest(draw, wanted, trials.to(wanted.dtype).cpu())
-
-
-def clearest(draw: Draw, wanted: Wanted, trials: torch.Tensor) -> torch.Tensor:
-    """Of scores [trials, tokens, experts], each token's row with the largest margin of choice and order."""
+    Scores are normal, or, if `exact`, 0 or SURE: sigmoids of 1/2, and of 1 so few that both are chosen.
+    """
+    name, shape = wanted.name, (TRIALS, *wanted.shape)
+    scores = (draw.integers(name, shape, low=0, high=16) == 0) * SURE if exact else draw.normal(name, shape) * 2
+    trials = scores.to(wanted.dtype).cpu()
     bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
     routing = _routing_alone(wanted.definition)
     best = (margins(replace(routing, top_k=count), trials, bias) for count in range(1, routing.top_k + 1))
@@ -892,10 +861,13 @@ HASHED = Op(
         hashed,
     ),
     scalars={"num_fused_shared_experts": 0, "routed_scaling_factor": 2.5},
-    draws={"input_ids": below("tid2eid"), "tid2eid": table_of_experts},
+    draws={
+        "input_ids": below("tid2eid"),
+        "tid2eid": lambda draw, one: distinct(draw, one, one.shape_of("router_logits")[1]).to(one.dtype),
+    },
     adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     adversarial_inputs=("router_logits",),
-    unread=dict.fromkeys(("num_fused_shared_experts", "routed_scaling_factor"), "of shared experts alone"),
+    unread={"num_fused_shared_experts routed_scaling_factor": "of shared experts alone"},
     unusual={"large": (), SEEN: ()},
     gates={"topk_ids": Exact("a table says which")},
     roundings={"topk_weights": 16.0},
@@ -904,7 +876,7 @@ HASHED = Op(
         Mutant("sigmoid", curve=lambda logits: torch.sigmoid(logits)),
         Mutant("softplus without its root", curve=softplus),
         Mutant("root of the logit", curve=lambda logits: logits.clamp_min(0).sqrt() + 1e-6),
-        Mutant("sums not brought to 1", sums=False),
+        Mutant("sums not brought to 1", sums=same),
         Mutant("experts of the next token", tokens=lambda ids: ids.roll(1)),
         spoiled("weights of the next slot", "topk_weights", change=lambda weights: weights.roll(1, -1)),
         spoiled("weights in bfloat16", "topk_weights", change=lambda weights: weights.bfloat16().float()),
@@ -920,18 +892,18 @@ GROUPED = Op(
     scalars={"n_group": GROUPS, "topk_group": KEPT_GROUPS, "routed_scaling_factor": 2.5},
     requires=lambda definition: _routing_alone(definition).misfit,
     draws={
-        "scores": clear_scores,
+        "scores": clearest,
         "bias": steps_of_bias,
         "topk_indices": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device),
     },
     sizes_in_numbers=("topk",),
-    lossless=lambda _: {
-        "scores": halves_and_ones,
+    lossless={
+        "scores": partial(clearest, exact=True),
         "bias": steps_of_bias,
         "topk_values": 0.0,
         "routed_scaling_factor": 164.5 / 64,  # / 4 it is midway between two bfloat16 numbers, / 5 just beyond
     },
-    unread=dict.fromkeys(("topk", "topk_values", "topk_indices"), "it is written over, or its size"),
+    unread={"topk topk_values topk_indices": "it is written over, or its size"},
     adversarial={},
     unusual={},
     gates={"topk_indices_out": Exact("no two experts are equally good")},
@@ -939,12 +911,10 @@ GROUPED = Op(
         Mutant("a group counts its best expert", counted=1),
         Mutant("a group counts three", counted=3),
         Mutant("groups not limited", limited=False),
-        Mutant(
-            "weights with the bias", weigh=lambda logits, ids, bias: sum_one(_biased(logits, bias).gather(-1, ids))
-        ),
-        Mutant("sums not brought to 1", weigh=lambda logits, ids, _: torch.sigmoid(logits.gather(-1, ids))),
+        Mutant("weights with the bias", weigh=with_bias),
+        Mutant("sums not brought to 1", weigh=WEIGHTS[Method.LLAMA4]),
         Mutant("softmax of the chosen", weigh=WEIGHTS[Method.RENORMALISE]),
-        altered("bias dropped", "bias", change=lambda bias: torch.zeros_like(bias)),
+        altered("bias dropped", "bias", change=lambda bias: bias * 0),
         altered("factor dropped", "routed_scaling_factor", change=lambda _: 1.0),
         spoiled("weights of the next slot", "topk_values_out", change=lambda weights: weights.roll(1, -1)),
     ),
@@ -1043,7 +1013,7 @@ def first_twice(pairs: torch.Tensor) -> torch.Tensor:
     return changed.view_as(pairs)
 
 
-LISTED, FIXED = ("sorted_token_ids", "expanded_idx_to_permuted_idx"), "one way of routing is known, on one rank"
+LISTED = ("sorted_token_ids", "expanded_idx_to_permuted_idx")
 UNREAD = (
     "has_shared_expert routing_bias routing_method num_fused_shared_experts n_group topk_group local_expert_offset"
     " local_num_experts routed_scaling_factor norm_topk_prob"
@@ -1071,10 +1041,9 @@ PLANS = Op(
     requires=lambda definition: (
         "an expert that all tokens share" if definition.const_axes.get("has_shared_expert") else None
     ),
-    scalars=dict.fromkeys(UNREAD.split(), 0)
-    | {"routing_method": 1, "norm_topk_prob": 1, "routed_scaling_factor": 1.0},
+    scalars={UNREAD: 0, "routing_method norm_topk_prob": 1, "routed_scaling_factor": 1.0},
     absent=("routing_bias", "local_num_experts"),
-    unread=dict.fromkeys(UNREAD.split(), FIXED),
+    unread={UNREAD: "one way of routing is known, on one rank"},
     sizes_in_numbers=("top_k", "block_m", "tile_tokens_dim"),
     sizes={
         "p": lambda at: capacity(at) * size_of_block(at),
@@ -1083,14 +1052,15 @@ PLANS = Op(
         "o": (1,),
     },
     independent_rows=False,
-    draws=dict.fromkeys(("logits", "routing_logits"), ranks),
-    lossless=lambda _: dict.fromkeys(("logits", "routing_logits"), sure_ranks),
+    draws={"logits routing_logits": ranks},
+    lossless={"logits routing_logits": sure_ranks},
     adversarial={},
     unusual={},
-    gates=dict.fromkeys(
-        ("topk_ids", *re.findall(r"(\w+)\[", f"{PLANNED_ROWS} {PERMUTED_ROWS}")),
-        Exact("whole numbers, and no two experts are equally good"),
-    ),
+    gates={
+        re.sub(r"\[[^]]*\]", "", f"topk_ids {PLANNED_ROWS} {PERMUTED_ROWS}"): Exact(
+            "whole numbers, and no two experts are equally good"
+        )
+    },
     roundings={"topk_weights": 16.0},
     mutants=(
         Mutant("the worst experts", chosen=lambda logits: -logits),
@@ -1123,7 +1093,7 @@ MOE_ROUTING = Op(
         ),
     ),
     draws={"router_logits": ranks},
-    lossless=lambda _: {"router_logits": fine_ranks},
+    lossless={"router_logits": fine_ranks},
     adversarial={"near": {"scale": 0.125}, "far": {"scale": 4.0}, "huge": {"scale": 32.0}},
     gates={"topk_ids": Exact("no two experts are equally good")},
     roundings={"topk_weights": 16.0},
@@ -1145,20 +1115,15 @@ MOE_ROUTING = Op(
     ),
     other_forms=(HASHED, GROUPED, PLANS),
 )
-FUSED_TOPK = "flashinfer.fused_moe.fused_routing_dsv3:fused_topk_deepseek"
-
-
 MOE_ROUTING.called("fused_moe.hash_topk:hash_topk", HASHED.forms[0].names, rows="router_logits", sm=SM80)
-
-
-@MOE_ROUTING.truth("flashinfer", "fused_topk_deepseek", FUSED_TOPK, serves=GROUPED.forms[0].names, sm=SM89)
-def _flashinfer_grouped(api: Api, _: Definition, inputs: Given) -> Outputs:
-    values, indices = inputs["topk_values"].clone(), inputs["topk_indices"].clone()
-    numbers = (inputs[name] for name in ("n_group", "topk_group", "topk", "routed_scaling_factor"))
-    api[FUSED_TOPK](inputs["scores"], inputs["bias"], *numbers, values, indices)
-    return {"topk_values_out": values, "topk_indices_out": indices}
-
-
+MOE_ROUTING.called(
+    "fused_moe.fused_routing_dsv3:fused_topk_deepseek",
+    GROUPED.forms[0].names,
+    name="fused_topk_deepseek",
+    written="topk_values topk_indices",
+    rows="scores",
+    sm=SM89,
+)
 TOPK_SOFTMAX = "sgl_kernel:topk_softmax"
 SOFTMAX, LARGEST = "torch:softmax", "torch:topk"
 
@@ -1173,9 +1138,9 @@ SOFTMAX, LARGEST = "torch:softmax", "torch:topk"
 )
 def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     logits = inputs["router_logits"]
-    count = width_of(definition)
-    weights = torch.empty((len(logits), count), dtype=torch.float32, device=logits.device)
-    experts = torch.empty((len(logits), count), dtype=torch.int32, device=logits.device)
+    shape = (len(logits), dim(definition, "topk_ids", 1) or 0)
+    weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    experts = torch.empty(shape, dtype=torch.int32, device=logits.device)
     api[TOPK_SOFTMAX](weights, experts, logits, bool(definition.constants.number("renormalize")))
     return {"topk_weights": weights, "topk_ids": experts}
 
@@ -1184,13 +1149,10 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
 def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Softmax, then top-k, by PyTorch in float32, as kernels compute; compared with the float64 oracle."""
     scores = api[SOFTMAX](inputs["router_logits"].float(), -1)
-    weights, experts = api[LARGEST](scores, width_of(definition), -1)
+    weights, experts = api[LARGEST](scores, dim(definition, "topk_ids", 1), -1)
     if definition.constants.number("renormalize"):
         weights = sum_one(weights)
-    return {
-        "topk_weights": weights.to(torch.float32),
-        "topk_ids": experts.to(dtype_of(definition.outputs["topk_ids"])),
-    }
+    return rounded(definition, {"topk_weights": weights, "topk_ids": experts})
 
 
 def router_terms(facts: Mapping[str, Any], _: Evidence) -> Facts:
@@ -1200,22 +1162,10 @@ def router_terms(facts: Mapping[str, Any], _: Evidence) -> Facts:
     return {"experts": facts["experts"], "top_k": facts.get("top_k"), "routing": method, **groups}
 
 
-def router_draft(call: KernelCall) -> Draft:
-    """Definition of a router: a softmax over all experts, renormalised or not; or DeepSeek's, in groups."""
-    if call["routing"] == "deepseek_v3":
-        return draft(MOE_ROUTING.op_type, "moe_routing_grouped", dict(call.facts))
-    renormalised = call["routing"] == "renormalise"
-    values: Facts = {
-        "renorm": "_renorm" if renormalised else "",
-        "how": "renormalised over the chosen" if renormalised else "not renormalised",
-        "renormalize": int(renormalised),
-        "weights": "best / best.sum(dim=-1, keepdim=True)" if renormalised else "best",
-    }
-    return draft(MOE_ROUTING.op_type, "moe_routing", dict(call.facts) | values)
-
-
 MOE_ROUTING.extraction = Extraction(
     calls={"top_k": router_call},
     differs={"router": compared_with("experts", router_terms)},
-    drafts={"router": lambda call, _: [router_draft(call)]},
+    drafts={
+        "router": lambda call, _: [draft(MOE_ROUTING.op_type, f"moe_routing_{call['routing']}", dict(call.facts))]
+    },
 )

@@ -15,7 +15,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.ops import attention as calls
-from traceproof.ops.adapter import SM75, Api, Module, Outputs, dim
+from traceproof.ops.adapter import SM75, SM80, Api, Module, Outputs, dim
 from traceproof.ops.attention import BLOCKED, KV_ENDS, MSA_BLOCK, QUERIES, Spans, attention, one_of, operands_of
 from traceproof.ops.attention_inputs import Planned
 from traceproof.ops.attention_op import MUTANTS, Attention
@@ -89,11 +89,7 @@ MSA_PROXY = Peaks(
     unusual={**LARGE_AND_SMALL, "nan": QUERIES[:2]},
     lossless=lambda _: {},
     mutants=(
-        *(
-            mutant
-            for mutant in MUTANTS
-            if mutant.name in {"wrong head map", "no causal mask", "causal mask off by one"}
-        ),
+        *(one for one in MUTANTS if one.name in {"wrong head map", "no causal mask", "causal mask off by one"}),
         Mutant("tiles of 64", applies=lambda wide: one_of(KV_ENDS, wide.values).diff().max() > 64, tile=64),
         Mutant("the mean in place of the largest", largest=lambda part: part.clamp_min(-1e4).mean(-1)),
         Mutant("the largest magnitude", largest=lambda part: part.clamp_min(-1e4).abs().amax(-1)),
@@ -121,18 +117,13 @@ CUDNN_PAGED, XQA, BLOCK_SPARSE, MSA_SPARSE, DCP = (
 # Calls of FlashInfer's functions, with a definition's inputs by name; functions `for_` return further arguments.
 
 WORKSPACE = 128 << 20  # bytes
-SM100 = ((10, 0), (12, 9))
+SM100, SM120 = ((10, 0), (12, 9)), ((12, 0), (12, 9))
 
 
 def scratch(inputs: Given) -> dict[str, Any]:
     """Memory to work in, on the queries' device."""
     q = one_of(QUERIES, inputs)
     return {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)}
-
-
-def longest(inputs: Given, *names: str) -> int:
-    """The largest number of the first of these inputs."""
-    return int(one_of(names, inputs).max())
 
 
 def for_xqa(inputs: Given) -> dict[str, Any]:
@@ -152,7 +143,7 @@ def for_context(inputs: Given) -> dict[str, Any]:
     return {
         **scratch(inputs),
         "max_q_len": int(inputs["cum_seq_lens_q"].diff().max()),
-        "max_kv_len": longest(inputs, "seq_lens"),
+        "max_kv_len": int(inputs["seq_lens"].max()),
         "batch_size": len(inputs["seq_lens"]),
         "cum_seq_lens_kv": torch.nn.functional.pad(inputs["seq_lens"].cumsum(0), (1, 0)).int(),
         "sinks": None if inputs.get("sinks") is None else [inputs["sinks"]],
@@ -165,7 +156,7 @@ def for_speculation(inputs: Given) -> dict[str, Any]:
         **scratch(inputs),
         "kv_cache": (inputs["k_cache"], inputs["v_cache"]),
         **dict.fromkeys(("k_cache", "v_cache")),
-        "max_seq_len": longest(inputs, "seq_lens"),
+        "max_seq_len": int(inputs["seq_lens"].max()),
         "q_len_per_req": len(inputs["query"]) // len(inputs["seq_lens"]),
         "return_lse": True,
     }
@@ -175,8 +166,8 @@ def for_cudnn(inputs: Given) -> dict[str, Any]:
     """For cuDNN's prefill: lengths [batch, 1, 1, 1], the longest ones, and the offsets of queries."""
     return {
         **scratch(inputs),
-        "max_token_per_sequence": longest(inputs, "actual_seq_lens_q"),
-        "max_sequence_kv": longest(inputs, "actual_seq_lens_kv"),
+        "max_token_per_sequence": int(inputs["actual_seq_lens_q"].max()),
+        "max_sequence_kv": int(inputs["actual_seq_lens_kv"].max()),
         **{name: inputs[name].view(-1, 1, 1, 1) for name in ("actual_seq_lens_q", "actual_seq_lens_kv")},
         "batch_offsets_q": torch.nn.functional.pad(inputs["actual_seq_lens_q"].cumsum(0), (1, 0)).int(),
         "batch_offsets_units": "tokens",
@@ -203,13 +194,6 @@ def packed_modules(definition: Definition, _: tuple[int, int]) -> tuple[Module]:
     """The kernels for packed queries, keys and values, without those for biases, caps and softmax statistics."""
     unused = r"_(alibi|skipSoftmax|softcapping|softmax)_"
     return (Module("gen_fmha_v2", ("PACKED_QKV", f"torch.{definition.inputs['qkv'].dtype}"), unused),)
-
-
-FLAT = "cu_seqlens_q cu_seqlens_k [causal] -> max_score"
-PROXY: Any = {
-    "accepts": lambda definition: calls.value_width(definition) == (64 if "q_fp4" in definition.inputs else 128),
-    "sm": ((12, 0), (12, 9)),
-}
 
 
 def for_proxy(inputs: Given) -> dict[str, Any]:
@@ -253,8 +237,8 @@ def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outpu
     lists = {name: inputs.get(name) for name in ("block_indptr", "block_indices")}
     if "block_tables" in inputs:
         names = ["q", "sm_scale", "block_tables", "seq_lens_kv"]
-        cache, most = (inputs["k_cache"], inputs["v_cache"]), longest(inputs, "seq_lens_kv")
-        form: dict[str, Any] = {"paged_kv_cache": cache, "max_seq_len_kv": most}
+        cache = (inputs["k_cache"], inputs["v_cache"])
+        form: dict[str, Any] = {"paged_kv_cache": cache, "max_seq_len_kv": int(inputs["seq_lens_kv"].max())}
     else:
         names = ["q", "sm_scale", "k", "v", "k_summary", "v_summary"]
         kind = "bsr" if "block_indptr" in inputs else "bitmask"
@@ -287,7 +271,7 @@ CUDNN_PAGED.called(
     "cudnn:cudnn_batch_prefill_with_kv_cache",
     "q k_cache v_cache scale actual_seq_lens_q actual_seq_lens_kv block_tables [causal] -> output lse",
     accepts=lambda definition: dim(definition, "q", 2) == 128,  # the only width without cuDNN's own graphs
-    sm=((8, 0), (12, 9)),
+    sm=SM80,
     more=for_cudnn,
 )
 CUDNN_PAGED.called(
@@ -305,13 +289,17 @@ TRTLLM_PAGED.called(
     sm=((9, 0), (12, 9)),
     more=for_packed,
 )
-MSA_PROXY.called("msa_ops:msa_proxy_score", f"q k {FLAT}", **PROXY, more=for_proxy)
-MSA_PROXY.called(
-    "msa_ops:msa_proxy_score_fp4",
-    f"q_fp4 k_fp4 q_scale k_scale q_global_scale k_global_scale {FLAT}",
-    **PROXY,
-    more=for_proxy,
-)
+for _name, _inputs, _width in (
+    ("msa_proxy_score", "q k", 128),
+    ("msa_proxy_score_fp4", "q_fp4 k_fp4 q_scale k_scale q_global_scale k_global_scale", 64),
+):
+    MSA_PROXY.called(
+        f"msa_ops:{_name}",
+        f"{_inputs} cu_seqlens_q cu_seqlens_k [causal] -> max_score",
+        accepts=lambda definition, width=_width: calls.value_width(definition) == width,  # type: ignore[misc]
+        sm=SM120,
+        more=for_proxy,
+    )
 MSA_SPARSE.called(
     "msa_ops:msa_sparse_attention",
     "q k v q2k_indices cu_seqlens_q cu_seqlens_k [causal] [softmax_scale] -> output",
@@ -386,13 +374,13 @@ SINGLE_DECODE = Single("single_decode", **ALONE)
 BARE = "q k v [sm_scale] -> output"
 BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] [custom_mask] -> output"
 SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] [custom_mask] [alibi_slopes] -> output"
-PREFILL = "flashinfer.prefill:single_prefill_with_kv_cache"
-DECODE = "flashinfer.decode:single_decode_with_kv_cache"
+PREFILL = "prefill.single_prefill_with_kv_cache", "flashinfer.prefill:single_prefill_with_kv_cache"
+DECODE = "decode.single_decode_with_kv_cache", "flashinfer.decode:single_decode_with_kv_cache"
 SDPA = ("functional.scaled_dot_product_attention", "attention")
 
 
-@SINGLE_PREFILL.truth("flashinfer", "prefill.single_prefill_with_kv_cache", PREFILL, serves=BENT, sm=SM75)
-@SINGLE_DECODE.truth("flashinfer", "decode.single_decode_with_kv_cache", DECODE, serves=BENT, rows=None, sm=SM75)
+@SINGLE_PREFILL.truth("flashinfer", *PREFILL, serves=BENT, sm=SM75)
+@SINGLE_DECODE.truth("flashinfer", *DECODE, serves=BENT, rows=None, sm=SM75)
 def _flashinfer_alone(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """By keyword what the definition has; only a prefill knows whether it is causal."""
     [attention] = api.values()
