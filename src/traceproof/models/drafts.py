@@ -90,7 +90,7 @@ def draft(
 ) -> Draft:
     """A definition with its reference, composed from the table `skeleton` (the module's docstring has its keys).
 
-    `$NAME` in its texts stands for a value of `values`; inputs in `without` are left out. Each reference is judged
+    `$NAME` in its texts stands for a value of `values`; tensors in `without` are left out. A reference is judged
     by the op's float64 oracle (`traceproof.extract.merge`). Raises KeyError: a placeholder has no value, or a
     tensor or axis no description.
     """
@@ -110,8 +110,8 @@ def draft(
     constants, run = stated.pop("sizes", {}), stated.pop("run")
     sizes = constants | stated.pop("unstated", {})
 
-    inputs, outputs = (tensors(stated.pop(part), "bfloat16") for part in ("inputs", "outputs"))
-    inputs = {name: spec for name, spec in inputs.items() if name not in without}
+    every = (tensors(stated.pop(part), "bfloat16") for part in ("inputs", "outputs"))
+    inputs, outputs = ({name: spec for name, spec in part.items() if name not in without} for part in every)
     for name, spec in (*inputs.items(), *outputs.items()):
         spec["description"] = described[name]
     used = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
