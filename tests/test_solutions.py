@@ -243,8 +243,11 @@ def test_a_kernel_for_a_gpu_says_that_there_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("one.py", "x = 1\n", "it has no function run"),
-        ("one.py", "def run(:\n", "invalid syntax"),
+        ("one.py", "x = 1\n", "it has no function run, nor any other"),
+        ("one.py", "def mine(x):\n    return x\n", "no function run; name one as FILE::FUNCTION, there are: mine"),
+        ("one.py", "run = len\n", "run is not defined by def; write def run(...), which may call it"),
+        ("one.py", "async def run(x):\n    return x\n", "run is not defined by def"),
+        ("one.py", "x = 1\ndef run(:\n", "one.py: line 2: invalid syntax"),
         ("one.json", "{}", "Field required"),
         ("one.txt", "", "expected a file that ends with"),
     ],
@@ -254,6 +257,11 @@ def test_what_can_not_be_read_is_told(file: str, text: str, said: str, tmp_path:
     with pytest.raises(TraceproofError) as told:
         read(tmp_path / file)
     assert said in str(told.value)
+
+
+def test_a_file_may_begin_with_the_mark_of_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(RETURNS, encoding="utf-8-sig")
+    assert read(tmp_path / "one.py")[0].files == {"one.py": RETURNS}
 
 
 @pytest.mark.parametrize(

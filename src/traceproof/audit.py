@@ -401,12 +401,12 @@ def audit(folder: Path, dataset: Path) -> LintReport:
     @cache
     def conftest_of(place: Path) -> TestFile | None:
         path = place / "conftest.py"
-        return TestFile(path, read_bytes(path, most=LARGEST).decode()) if path.is_file() else None
+        return TestFile(path, read_bytes(path, most=LARGEST).decode("utf-8-sig")) if path.is_file() else None
 
     for path in paths:
         relative = path.relative_to(folder)
         try:
-            file = TestFile(relative, read_bytes(path, most=LARGEST).decode(), conftest_of(path.parent))
+            file = TestFile(relative, read_bytes(path, most=LARGEST).decode("utf-8-sig"), conftest_of(path.parent))
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
             findings.add(Finding("TA000", "", explain(error), relative, 1, 1))
             continue

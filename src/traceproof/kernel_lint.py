@@ -506,7 +506,7 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
     for path in paths:
         relative = path.relative_to(base)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             tree, lines = parse_quietly(text), text.splitlines()
             found = findings_of(relative, tree, lines)
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:

@@ -131,6 +131,7 @@ def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
 
 
 ALL = "all"
+MOST_RANKS = 4096  # that `all` may stand for; a wrong config.json may have any number of heads
 
 
 def parallelisms(
@@ -167,7 +168,7 @@ def _pairs(config: Mapping[str, Any], tp: Sequence[int | str], ep: Sequence[int 
     """
     fields = language(config)
     heads = next((fields[name] for name in HEADS if isinstance(fields.get(name), int)), 1)
-    every = [number for number in range(1, heads + 1) if heads % number == 0]
+    every = [number for number in range(1, min(heads, MOST_RANKS) + 1) if heads % number == 0]
     spread = every if ALL in ep else list(map(int, ep)) or [1]  # ranks that experts are spread over
     ranks = [size for size in every if _fits(config, Parallel(size, 1))] if ALL in tp else list(map(int, tp))
     ranks = ranks or ([1] if ALL in ep else [max(spread)])

@@ -241,7 +241,7 @@ def _plain(value: ast.expr, modules: Mapping[str, str]) -> bool:
 
 def _read(file: Path, entry: str | None) -> Candidate:
     """A file as a solution. Raises ValueError, SyntaxError: it is none."""
-    text = read_bytes(file, most=MOST_BYTES).decode("utf-8")
+    text = read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
     if file.suffix == ".json":
         return _of_record(Solution.model_validate(strict_json(text)), file)
     if file.suffix not in KINDS:
@@ -269,11 +269,15 @@ def _read(file: Path, entry: str | None) -> Candidate:
 
 def _language(text: str, function: str) -> Language:
     """The language of a module with the function. Raises ValueError: it lacks the function."""
-    functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    body = ast.parse(text).body
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
     if function not in functions:
-        raise ValueError(
-            f"it has no function {function}; name one as FILE::FUNCTION, there are: {', '.join(functions)}"
+        if any(function in _bound(node) for node in body):
+            raise ValueError(f"{function} is not defined by def; write def {function}(...), which may call it")
+        others = (
+            f"; name one as FILE::FUNCTION, there are: {', '.join(functions)}" if functions else ", nor any other"
         )
+        raise ValueError(f"it has no function {function}{others}")
     return Language.TRITON if "triton" in _imported(text) else Language.PYTHON
 
 

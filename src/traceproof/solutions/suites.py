@@ -237,7 +237,7 @@ def problem_definition(file: Path, *, weak: bool = False, pool: "Pool | None" = 
     from traceproof.sandbox import Limits
 
     try:
-        text = read_bytes(file, most=MOST_BYTES).decode("utf-8")
+        text = read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
         body = ast.parse(text).body
         [model] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == MODELS[1]]
         names, reference = _forward(model), with_model(text)
