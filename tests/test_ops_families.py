@@ -253,6 +253,22 @@ def test_what_codes_may_be_in_pages_that_are_written_to_is_known() -> None:
     assert torch.any(expected["k_cache@low"] < expected["k_cache@high"])  # a rounding before decides
 
 
+@pytest.mark.parametrize(
+    ("op_type", "name", "axis"),
+    [
+        ("bmm_bf16", "bmm_bf16_n48_k80", "M"),
+        ("minimax_h3_bf16_pre_attention", "minimax_h3_pre_attention_h96_p2_d32", "ranks"),
+    ],
+)
+def test_cases_keep_the_size_of_an_axis_that_a_definition_makes_const(op_type: str, name: str, axis: str) -> None:
+    content = ops.load(op_type, name).as_json()
+    content["axes"] |= {axis: {"type": "const", "value": 2}}
+    definition = Definition.model_validate(content)
+    for case in ops.cases(definition):
+        assert axis not in case.axes
+        ops.assert_inputs_fit(solve(definition, case))
+
+
 ROWS = (("batch_size >= hidden_size // 100", True), ("batch_size > hidden_size // 100", False))
 
 

@@ -118,7 +118,7 @@ def explain(error: BaseException) -> str:
         return "; ".join(problems[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON: {error.msg} at line {error.lineno} column {error.colno}"
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"line {error.lineno}: {error.msg}"
     if isinstance(error, (RecursionError, MemoryError)):
         return "nested too deeply to be parsed"

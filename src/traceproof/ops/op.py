@@ -350,11 +350,11 @@ class Op:
 
         The default: SIZES rows, none at all, `tile` rows, and the `adversarial` cases, of 5 rows each.
         """
-        rows, letters, const = self._rows(definition), self.letters(definition), definition.const_axes
+        rows, letters = self._rows(definition), self.letters(definition)
         sizes_of: dict[str, Sequence[int]] = {}  # by axis other than the rows
         for letter, axis in letters.items():
             size = self.sizes.get(letter)
-            if size is not None and axis != rows and not (callable(size) and axis in const):
+            if size is not None and axis != rows and axis not in definition.const_axes:
                 sizes_of[axis] = (1,) if callable(size) else size  # a function's result is put in by `settled`
         sizes_of |= {axis: (1,) for axis in definition.var_axes if axis not in letters.values()}  # no tensor's
 
