@@ -245,6 +245,17 @@ def test_settings_of_one_generation_stay_with_the_tests_that_it_wrote(dataset: P
     assert 'CHECKOUTS = {"flashinfer": "/somewhere"}' in (dataset / PLACE / "conftest.py").read_text()
 
 
+def test_shared_functions_take_the_arguments_of_the_specification(dataset: Path) -> None:
+    everything(dataset)
+    body = ast.parse((dataset / PLACE / "conftest.py").read_text()).body
+    taken = {node.name: [arg.arg for arg in node.args.args] for node in body if isinstance(node, ast.FunctionDef)}
+    assert taken["load_definition"][0] == "name"
+    assert taken["compile_reference"] == ["reference_code"]
+    assert taken["assert_close"][:4] == ["actual", "expected", "rtol", "atol"]
+    assert taken["compute_error_metrics"] == ["ref", "gt", "name"]
+    assert taken["check_hit_ratio"] == ["ref", "gt", "atol", "rtol", "required_percent"]
+
+
 def test_a_reviewer_gets_few_lines_without_a_linter_s_complaints(dataset: Path) -> None:
     everything(dataset)
     lengths = {path.name: len(path.read_text().splitlines()) for path in (dataset / PLACE).iterdir()}
