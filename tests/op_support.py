@@ -130,10 +130,11 @@ def assert_inputs_fit(subject: SolvedCase, *, again: bool = True) -> None:
             assert finite or (definition.op_type in NO_KEYS and bool((value < math.inf).all())), name
     if not again:
         return
-    assert _prints(values) == _prints(inputs_of(definition, case))
+    prints = _prints(values)
+    assert prints == _prints(inputs_of(definition, case))
     other = Case(case.id, case.size, case.axes, case.seed + 1, case.params)
     if case.id != "edge-empty":  # where nothing is computed, nothing need be drawn
-        assert _prints(values) != _prints(inputs_of(definition, other))
+        assert prints != _prints(inputs_of(definition, other))
 
 
 def _prints(values: Mapping[str, Any]) -> dict[str, Any]:

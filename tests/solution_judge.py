@@ -46,12 +46,12 @@ class SolutionJudge:
     def trial(
         self, solution: Candidate, definition: str, *, whole: bool = True, only: Collection[str] = ()
     ) -> SolutionTrial:
-        """What came of a solution that the policy has not read, in all cases or `only` in those of these ids.
+        """What came of a solution that the policy has not read; of cases, `only` those of these ids or digests.
 
         If not `whole`, the first bad row ends it.
         """
         found, planned_cases = self.planned(definition)
-        cases = [case for case in planned_cases if not only or case.id in only]
+        cases = [case for case in planned_cases if not only or not {case.id, case.digest}.isdisjoint(only)]
         with SolutionRun.of(found, solution.settled(found), self.settings, self.pool) as run:
             return tried(run, cases, whole=whole)
 
