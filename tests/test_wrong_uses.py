@@ -72,7 +72,7 @@ USES: list[tuple[str, str]] = [
     ("lint-kernels {tmp}/kernels --baseline {tmp}/file", "{tmp}/file"),
     ("audit-tests {tmp}/nowhere", "{tmp}/nowhere"),
     ("audit-tests {tmp}/empty", "dataset"),
-    ("coverage --tests {tmp}/nowhere", "{tmp}/nowhere"),
+    ("coverage --tests {tmp}/nowhere", "{tmp}/nowhere does not exist"),
     ("coverage --tests {tmp}/dataset --python {tmp}/nowhere", "{tmp}/nowhere"),
     ("diff {tmp}/file {tmp}/file", "{tmp}/file"),
     ("dependents --root {tmp}/empty", "--changed"),

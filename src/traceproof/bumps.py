@@ -182,7 +182,9 @@ class GroundTruthTrial:
         stack, out = self.work / f"{MAIN}.json", self.work / "cases" / "index.json"
         write_text(stack, sealed(json.dumps(self._main["record"], indent=1)))
         where = {"dataset": self.flow.dataset, "stack": stack, "out": out}
-        self._run("cases", {**where, "selection": json.dumps(selection)})
+        self._run(
+            "cases", {**where, "selection": json.dumps(selection), "foreign": json.dumps(registry.foreign())}
+        )
         return out.with_name(f"{self.op_type}.json")
 
     @cached_property

@@ -106,6 +106,8 @@ def coverage(
 
     Exit codes: 0 reported, 2 bad use or input.
     """
+    if not tests.exists():
+        raise TraceproofError(f"{tests} does not exist")
     interpreter = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
     run.say(f"{tests}: collecting its tests with {interpreter}")
     measured = of_suite(tests, python=interpreter)

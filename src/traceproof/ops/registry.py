@@ -63,8 +63,8 @@ def file_of(op_type: str) -> Path | None:
 
 def foreign() -> dict[str, str]:
     """The op_types that other packages declare, each with a digest of the file that does."""
-    files = {name: path for name in known() if (path := file_of(name)) is not None and FOLDER not in path.parents}
-    return {name: digest_bytes(path.read_bytes()) for name, path in files.items()}
+    files = {name: path.resolve() for name in known() if (path := file_of(name)) is not None}
+    return {name: digest_bytes(path.read_bytes()) for name, path in files.items() if FOLDER not in path.parents}
 
 
 def module(op_type: str) -> str | None:
