@@ -248,7 +248,7 @@ class Op:
         op = copy(self)
         op.names, op.forms, op.matched = names, tuple(form.named(names) for form in self.forms), None
         op.adversarial_inputs = frozenset(renamed(self.adversarial_inputs))
-        op.inputs_summed = renamed(self.inputs_summed)
+        op.inputs_summed, op.decisive = renamed(self.inputs_summed), renamed(self.decisive)
         if self.unusual_inputs is not None:
             op.unusual_inputs = {value: renamed(inputs) for value, inputs in self.unusual_inputs.items()}
         op.lossless = lambda one: {names.get(name, name): value for name, value in self.lossless(one).items()}
@@ -411,7 +411,7 @@ class Op:
         """
         if decisive := [name for name in self.decisive if name in definition.inputs]:
             letters, axes = self.letters(definition), dict.fromkeys(definition.var_axes, BOUNDARY_ROWS)
-            axes |= {letters[one]: size for one, size in self.decisive_sizes.items()}
+            axes |= {letters[one]: size for one, size in self.decisive_sizes.items() if letters.get(one) in axes}
             plain = self.settled(definition, Case("", "", axes, seed))
             yield at_boundaries(plain.axes, decisive, seed)
             return

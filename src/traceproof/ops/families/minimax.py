@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
 from traceproof.ops.base import Tensors, Values
-from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
+from traceproof.ops.cases import Case
 from traceproof.ops.families import blockscaled
 from traceproof.ops.families.blockscaled import MXFP8, NVFP4, Scheme
 from traceproof.ops.families.norm import mean_square
@@ -74,12 +74,6 @@ class PreAttention(Op):
     def _rows(_: Definition) -> None:
         """None, as the output's first axis is that of ranks, not of rows."""
 
-    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """A case in which one channel of a row decides its norm and its products."""
-        sizes = {"m": BOUNDARY_ROWS, "r": 9, "s": 17, "u": 1}
-        axes = self.settled(definition, self.case(definition, "", sizes, seed)).axes
-        yield at_boundaries(axes, ["x"], seed)
-
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Drawn inputs, with the number of ranks that the axis has."""
         sizes, axis = {**case.axes, **definition.const_axes}, self.letters(definition)["u"]
@@ -114,6 +108,8 @@ PRE_ATTENTION = PreAttention(
         "s": (17,),
     },
     adversarial_inputs=("x",),
+    decisive=("x",),  # for its norm and its products
+    decisive_sizes={"r": 9, "s": 17, "u": 1},
     draws={
         # weights keep sums near 1
         "qkv_weight": lambda draw, one: draw.normal(one.name, one.shape, scale=one.shape[-1] ** -0.5).to(

@@ -13,7 +13,7 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, rounded
-from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
+from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Backward, Quantised
 from traceproof.ops.families.blockscaled import ANY_BYTES, NVFP4, Coder, between, counts, of_codes, ones
 from traceproof.ops.formats import (
@@ -184,10 +184,6 @@ class Gemm(Op):
         kinds = {"rows": ["tiny", "outlier", "positive"]}
         yield self.case(definition, "adversarial-rows", {"m": 6}, seed, kinds)
 
-    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """A case in which one element decides each row of A."""
-        yield at_boundaries({self.letters(definition)["m"]: BOUNDARY_ROWS}, [next(iter(definition.inputs))], seed)
-
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """Smaller N and K, several tiles of a kernel each, but not equally many."""
         axis = self.letters(definition)
@@ -220,6 +216,7 @@ GEMM = Gemm(
     },
     gates={"C": Backward()},
     summed=("A",),
+    decisive=("A",),
     mutants=(
         *LAST_COLUMNS,
         SHIFTED,
