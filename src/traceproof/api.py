@@ -377,17 +377,14 @@ def check(  # noqa: PLR0913 - all but one have defaults
     if not of:
         what = f"{function} does not say which definition it implements"
         raise TraceproofError(what, todo="Name one: check(f, of).")
-    selection = _selection(sizes, seed, cases=cases, tolerance=tolerance)
+    _expect_usable(sizes=sizes, seed=seed, tolerance=tolerance)
+    sizes = _texts(sizes)
     if isolated:
         if gradients or cases:
             raise TraceproofError("what is isolated is judged in all cases, and without its gradients")
         assert candidate is not None
         settings = JudgeSettings(
-            sizes=selection.sizes,
-            seed=seed,
-            hidden_seed=new_hidden_seed(),
-            tolerance=tolerance,
-            gpu=_on_gpu(device),
+            sizes=sizes, seed=seed, hidden_seed=new_hidden_seed(), tolerance=tolerance, gpu=_on_gpu(device)
         )
         specification, certificate = _certificate(candidate, of, settings, dtype=dtype, dataset=dataset, axes=axes)
         return _reported(certificate, specification)
@@ -398,9 +395,10 @@ def check(  # noqa: PLR0913 - all but one have defaults
     called = CalledHere(function, specification)
     named = called.name if candidate is None else repr(candidate.path)
     repeat = _line(
-        check, named, of, axes, dtype=dtype, dataset=dataset, sizes=selection.sizes, seed=seed,
+        check, named, of, axes, dtype=dtype, dataset=dataset, sizes=sizes, seed=seed,
         tolerance=tolerance, gradients=gradients, device=device, cases=["{case}"],
     )  # fmt: skip
+    selection = PlanSelection(sizes=sizes, seed=seed, cases=_texts(cases), boundaries=True)
     entry, weak = planned_alone(specification, selection), of_suite(of)
     return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
 
@@ -423,10 +421,8 @@ def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _selection(
-    sizes: Sequence[str], seed: int, *, cases: Sequence[str] = (), tolerance: float | None = None
-) -> PlanSelection:
-    """The selected cases. Raises TraceproofError: a size, the seed, or a tolerance for them can not be used."""
+def _expect_usable(*, sizes: Sequence[str] = (), seed: int = 0, tolerance: float | None = None) -> None:
+    """Raise TraceproofError if no cases can be judged with a size, the seed or the tolerance."""
     problems = [
         f"{size!r} is no size; there are {', '.join(ALL_SIZES)}" for size in _texts(sizes) if size not in ALL_SIZES
     ]
@@ -436,7 +432,6 @@ def _selection(
         problems.append(f"the tolerance is {tolerance}, no finite number from 0")
     if problems:
         raise TraceproofError("no cases can be judged like that", problems=problems)
-    return PlanSelection(sizes=_texts(sizes), seed=seed, cases=_texts(cases), boundaries=True)
 
 
 def _device_of(device: str | torch.device | None) -> str:
@@ -586,13 +581,14 @@ def verify(  # noqa: PLR0913 - all but one have defaults
 
     The arguments are those of `check`. A definition made from a form has no reference.
     """
+    _expect_usable(sizes=sizes, seed=seed)
     specification = definition(of, dtype=dtype, dataset=dataset, **axes)
     with _engine(device) as engine:
         every = for_op_type(specification.op_type)
         names = [name for name in every if environment_of(name) in engine.environments]
         if specification.reference == NO_REFERENCE.format(", ".join(specification.inputs)):
             names.remove(REFERENCE)
-        selection = _selection(sizes, seed).model_copy(update={"boundaries": False})
+        selection = PlanSelection(sizes=_texts(sizes), seed=seed)
         rows = engine.rows(planned_alone(specification, selection), names)
     return Report(", ".join(names), specification, tuple(rows))
 
@@ -777,7 +773,9 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     The arguments are those of `check`; `unavailable`: whether to include cases that can not be judged here.
     """
     specification = definition(of, dtype=dtype, dataset=dataset, **axes)
-    planned = planned_alone(specification, _selection(sizes, seed, cases=cases, tolerance=tolerance))
+    _expect_usable(sizes=sizes, seed=seed, tolerance=tolerance)
+    selection = PlanSelection(sizes=_texts(sizes), seed=seed, cases=_texts(cases), boundaries=True)
+    planned = planned_alone(specification, selection)
     name = _device_of(device)
     for case in (case for case in planned.cases if not case.hidden):
         drawn = DrawnCase(specification, case, planned.no_oracle, name, tolerance)
@@ -837,7 +835,7 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     ordered = {name: values.get(name) for name in specification.inputs}
     tensor = next((value for value in ordered.values() if isinstance(value, torch.Tensor)), None)
     device = "cpu" if tensor is None else tensor.device.type
-    _selection((), 0, tolerance=tolerance)
+    _expect_usable(tolerance=tolerance)
     DrawnCase(specification, planned, None, device, tolerance, ordered).check(outputs)
 
 
@@ -941,9 +939,9 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     strange = [f"not {name}" for name in demand if name not in PROPERTIES]
     if strange:
         raise TraceproofError(f"properties are {', '.join(PROPERTIES)}", problems=strange)
-    selection = _selection(sizes, seed, tolerance=tolerance)
+    _expect_usable(sizes=sizes, seed=seed, tolerance=tolerance)
     settings = JudgeSettings(
-        sizes=selection.sizes, seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
+        sizes=_texts(sizes), seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
         tolerance=tolerance, timed=timed, whole=whole, weak=weak, gpu=_on_gpu(None),
         demanded=(*dict.fromkeys((*DEMANDED, *demand)),),
     )  # fmt: skip
