@@ -74,6 +74,18 @@ def truncating(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return total
 
 
+@pytest.mark.parametrize("names", [("lhs", "rhs", "result"), ("B", "A", "D"), ("weight", "x", "B")])
+def test_matrices_may_have_any_names(names: tuple[str, str, str]) -> None:
+    new = dict(zip("ABC", names, strict=True))
+    inputs, outputs = ({new[name]: spec for name, spec in side.items()} for side in (SMALL.inputs, SMALL.outputs))
+    definition = SMALL.model_copy(update={"inputs": inputs, "outputs": outputs})
+    for subject in solved(definition, ("small",), 0):
+        a, b = (tensor(subject.inputs, name) for name in names[:2])
+        right = (a.float() @ b.float().T).to(a.dtype)
+        assert subject.ruling(names[2], right).verdict == Verdict.PASS, subject.case.id
+        assert subject.ruling(names[2], right + 1).verdict == (Verdict.FAIL if len(a) else Verdict.PASS)
+
+
 @BOTH
 @pytest.mark.parametrize("product", [one_by_one, truncating])
 def test_rounding_passes(definition: Definition, product: Product) -> None:

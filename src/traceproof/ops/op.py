@@ -230,16 +230,19 @@ class Op:
         """Whether a definition has the names and shapes of one of the forms."""
         return any(form.misfit(definition) is None for form in self.forms_of(definition))
 
-    def named(self, definition: Definition) -> Op:
-        """A copy with the definition's names in forms and tables, where `synonyms` have any; else the op."""
+    def names_in(self, definition: Definition) -> dict[str, str]:
+        """By declared name the definition's, of those in `synonyms` that it has."""
         present = definition.inputs.keys() | definition.outputs.keys()
-        names = {
+        return {
             declared: synonym
             for declared, synonyms in self.synonyms.items()
             for synonym in synonyms.split()
             if synonym in present and declared not in present
         }
-        if not names:
+
+    def named(self, definition: Definition) -> Op:
+        """A copy with the definition's names in forms and tables, where `names_in` has any; else the op."""
+        if not (names := self.names_in(definition)):
             return self
 
         def renamed(declared: Iterable[str]) -> list[str]:

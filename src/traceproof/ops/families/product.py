@@ -174,7 +174,13 @@ def rows_of_kinds(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 class Gemm(Op):
-    """A projection's product: N and K are the layer's sizes, M is the batch."""
+    """A projection's product: N and K are the layer's sizes, M is the batch. A, B and C may have any names."""
+
+    def names_in(self, definition: Definition) -> dict[str, str]:
+        """Names by position, where there are two inputs and one output."""
+        names = (*definition.inputs, *definition.outputs)
+        by_position = zip("ABC", names, strict=True) if len(names) == 3 and len(definition.outputs) == 1 else ()
+        return {declared: name for declared, name in by_position if declared != name}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Cases of few rows, since B decides the cost; one adversarial case with several kinds of rows."""
@@ -206,7 +212,6 @@ GEMM = Gemm(
     family="gemm",
     slow=True,
     requires=in_floats,
-    synonyms={"A": "a x X input", "B": "b w W weight", "C": "c y Y out output"},
     draws={
         "A": rows_of_kinds,
         # nothing is computed from B without rows of A
