@@ -87,8 +87,6 @@ class Pipeline:
         python = shlex.quote(str(Path(sys.executable).parent))
         return f"unset PYTHONDONTWRITEBYTECODE; export PATH={python}:$PATH PYTHONHASHSEED=0 PYTHONPATH=src; exec "
 
-    # Environments.
-
     @cached_property
     def stacks(self) -> Mapping[str, Installation]:
         """Where each stack runs, by its name."""
@@ -150,8 +148,6 @@ class Pipeline:
             with suppress(OSError):  # gone by now, or another user's
                 if path.stat().st_mtime > now:
                     os.utime(path)
-
-    # Options of scripts.
 
     @property
     def selection(self) -> str:

@@ -123,8 +123,6 @@ class JudgedCase:
             fields["isolation"] = result.isolation
         return self.entry.row(self.planned, name, self.records[name], self.code, inputs=result.inputs, **fields)
 
-    # Where implementations differ.
-
     @cached_property
     def ran(self) -> dict[str, Tensors]:
         """Outputs by implementation, of those that ran on the same inputs as the oracle."""

@@ -144,9 +144,6 @@ def call(  # noqa: PLR0913 - one call, spelled out
     return {str(name): value for name, value in calls.stacked_draws(draw, list(inputs.values()), seeds, **options)}
 
 
-# In a worker.
-
-
 def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Prepare a worker; returns the function that runs one case of a ground truth.
 
