@@ -25,7 +25,7 @@ from traceproof.reasons import Failure, Skip, Verdict
 # What a call may not do beside computing: reason and message, by field of the call's result.
 MISCONDUCT = {
     "mutated": (Failure.MUTATION, "modified its inputs {}"),
-    "aliased": (Failure.ALIAS, "outputs {} share memory with others"),
+    "aliased": (Failure.ALIAS, "outputs {} share memory with inputs, each other or an earlier call"),
     "subclassed": (Failure.SUBCLASS, "outputs {} are no plain tensors"),
     "overrun": (Failure.OVERRUN, "wrote beside {}, out of bounds"),
     "late": (Failure.LATE, "outputs {} changed after the call's stream was done"),
