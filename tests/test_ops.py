@@ -553,3 +553,22 @@ def test_a_rotation_of_const_heads_has_an_oracle_whatever_their_numbers() -> Non
         values = ops.inputs_of(definition, one)
         rulings = ops.judged(definition, one, ops.reference(definition, values), ops.truth(definition, values))
         assert {ruling.verdict for ruling in rulings.values()} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize(
+    ("op_type", "name", "axis", "size"),
+    [
+        ("activation_quantize", "silu_and_mul_mxfp8_backward_both_k128", "M", 100),
+        ("gemm_fp8", "gemm_fp8_blocks_n96_k256", "K_blocks", 7),
+        ("gemm_fp8", "gemm_fp8_n96_k128_b32", "K_blocks", 48),
+        ("gemm_fp8", "gemm_fp8_n96_k128_b32", "K_blocks", 129),
+    ],
+)
+def test_a_const_axis_that_contradicts_the_others_has_no_oracle(
+    op_type: str, name: str, axis: str, size: int
+) -> None:
+    entry = ops.load(op_type, name).as_json()
+    entry["axes"][axis] = {"type": "const", "value": size}
+    _, unknown = registry.for_definition(Definition.model_validate(entry))
+    assert unknown is not None
+    assert unknown.startswith(f"{axis} is {size}, and ")

@@ -93,6 +93,7 @@ class Op:
         # sizes of var axes other than the rows', by letter: a list that cases cycle through, or a function of the
         # sizes of other letters and of const axes by name
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
+        bounded: str = "",  # letters of axes whose function in `sizes` says nothing of a const size
         # cases in addition to the ordinary ones, by name: `scale`, `offset` or `outlier` of `adversarial_inputs`
         adversarial: Mapping[str, Mapping[str, Any]] = ADVERSARIAL,
         extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
@@ -141,7 +142,7 @@ class Op:
         self.slow, self.compiles_late, self.staged, self.without_api = slow, compiles_late, staged, without_api
         scalars = by_name(scalars)
         self.scalars, self.sizes, self.adversarial, self.extremes = scalars, sizes, adversarial, extremes
-        self.absent = absent
+        self.absent, self.bounded = absent, bounded
         self.adversarial_inputs, self.unusual_inputs = frozenset(adversarial_inputs), unusual
         self.draws, self.adjust, self.requires = by_name(draws), adjust, requires
         self.tile, self.independent_rows, self.coupled, self.far = tile, independent_rows, coupled, far
@@ -305,11 +306,10 @@ class Op:
         const = definition.const_axes
         known = {**const, **{letter: const[axis] for letter, axis in letters.items() if axis in const}}
         for letter, size in self.sizes.items():
-            if callable(size) and letter in known:
-                others = {name: number for name, number in known.items() if name != letter}
-                with suppress(KeyError):  # it follows from an axis that is var, or bounds its own where it is
-                    if size(others) != known[letter]:
-                        return f"{letters[letter]} is {known[letter]}, and {size(others)} by the other axes"
+            if callable(size) and letter in known and letter not in self.bounded:
+                with suppress(KeyError):  # it follows from an axis that is var
+                    if size(known) != known[letter]:
+                        return f"{letters[letter]} is {known[letter]}, and {size(known)} by the other axes"
         if self.independent_rows and self._rows(definition) is None:
             return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
         return f"the axes {unsized} are var" if unsized else None

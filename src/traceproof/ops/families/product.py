@@ -588,6 +588,12 @@ def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
     )
 
 
+def equal_blocks(at: Mapping[str, int]) -> int:
+    """How many blocks of K there are, by their width or by that number itself; 0: K is no multiple of a block."""
+    width = at.get("w") or max(1, at["k"] // at["x"])
+    return at["k"] // width if at["k"] % width == 0 else 0
+
+
 LAUNCHED = "expected_m ab_dtype sf_dtype c_dtype sf_vec_size"
 BY_128 = {"x": lambda at: -(-at["k"] // BLOCK), "y": lambda at: -(-at["n"] // BLOCK)}
 SCALED = "a_scale[{0}m x] b_scale[{0}y x]"
@@ -595,7 +601,7 @@ GEMM_FP8 = scaled_by_blocks(
     "a[m k] b[n k] a_scale[m x] b_scale[y x]",
     "a[m k] blocks[x n w]",
     family="product",
-    sizes={"w": lambda _: BLOCK, "x": lambda at: at["k"] // at.get("w", at["k"] // at["x"])},
+    sizes={"w": lambda _: BLOCK, "x": equal_blocks},
     mutants=(
         *MUTANTS,
         *(altered(f"scales of {one} dropped", f"{one}_scale", change=ones) for one in "ab"),

@@ -313,6 +313,7 @@ ROPE_CODES = Rope(
         for b in ("b ", "")
     ),
     sizes={**dict.fromkeys("ape", ()), "b": key_heads},
+    bounded="b",
     **QUANTISED,
 )
 
@@ -330,6 +331,7 @@ ROPE_PAGES = PageAppend(
         "m": lambda at: max(at["m"], 600),  # so that positions do not fit in a byte
         "f": lambda at: at["d"] + at["e"],
     },
+    bounded="em",
     coupled=True,
     writes=("k_cache", "v_cache"),
     **QUANTISED | {"synonyms": {"q": "q_rope", "k": "k_rope"}, "draws": DRAWS | {"pos_ids": positions_drawn}},
@@ -368,6 +370,7 @@ ROPE = Rope(
     ),
     requires=unfit_rotation,
     sizes={"a": (), "b": key_heads, "p": ()},
+    bounded="b",
     **PLAIN,
     mutants=(
         Mutant("rotated the other way", turn=lambda cos, sin: (cos, -sin)),
