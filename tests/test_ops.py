@@ -18,6 +18,7 @@ from traceproof.draw import Draw
 from traceproof.judge.arbitration import OutputMutant, generic_mutants
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import resolve
+from traceproof.ops.attention import is_causal
 from traceproof.ops.base import TORCH_DTYPES, Unsupported, Values, rounded
 from traceproof.ops.cases import BEFALLEN, LOSSLESS, UNUSUAL, Case
 from traceproof.ops.compare import Backward, Close
@@ -494,6 +495,14 @@ def test_attention_that_says_it_is_not_causal_has_no_mask(op_type: str) -> None:
         for outputs in (ops.truth(definition, values), by_pytorch(definition, values)):
             rows = outputs["output"][start:stop].float()
             assert torch.allclose(rows, rows[:1].expand_as(rows), atol=1e-2) == same
+
+
+def test_attention_that_is_called_causal_stays_so_whatever_its_reference_says() -> None:
+    entry = ops.load("mla_ragged", "mla_ragged_prefill_causal_h16_qk192_vo128").as_json()
+    entry["reference"] = f"CAUSAL = False\n{entry['reference']}"
+    definition = Definition.model_validate(entry)
+    assert is_causal(definition, {})
+    assert definition.constants.conflicts == ("causal mask is 1 by name and 0 by reference",)
 
 
 def by_pytorch(definition: Definition, values: Values) -> Mapping[str, torch.Tensor]:

@@ -28,7 +28,7 @@ MAY_BE_NON_CAUSAL = Rule(
     label="causal mask",
     assigned=("causal",),
     described=((r"\bnon-?causal\b|\bnot causal\b|\bbidirectional\b", 0),),
-    named=((r"_non_?causal(?:_|$)", 0),),
+    named=((r"_non_?causal(?:_|$)", 0), (r"(?<!_non)_causal(?:_|$)", 1)),
 )
 STAGED: Any = {"rules": (MAY_BE_NON_CAUSAL,), "staged": True}
 TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale return_lse?"
