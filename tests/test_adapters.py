@@ -56,6 +56,17 @@ def read(path: Path) -> Definition:
     return dialects.read(json.loads(path.read_text(encoding="utf-8"))).definition
 
 
+def test_outputs_are_those_that_the_call_returns_in_whatever_order_a_definition_has_them() -> None:
+    entry = support.load("cascade_merge", "merge_state_h3_d64").as_json()
+    entry["outputs"] = dict(reversed(entry["outputs"].items()))
+    definition = Definition.model_validate(entry)
+    adapter = lookup.adapter("flashinfer", definition)
+    assert adapter is not None
+    merged = {"v_merged": torch.ones(1), "s_merged": torch.zeros(1)}
+    api = dict.fromkeys(adapter.apis, lambda **_: tuple(merged.values()))
+    assert adapter.call(api, definition, dict.fromkeys(definition.inputs)) == merged
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_definition_has_a_ground_truth(path: Path) -> None:
     definition = read(path)

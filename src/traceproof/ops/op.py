@@ -204,6 +204,7 @@ class Op:
         inputs `written`, to which it writes; the argument `output` if it returns None otherwise.
         """
         key, shown = f"flashinfer.{function}", name or function.replace(":", ".")
+        served = [text.partition("->")[2].split() for text in (serves or self.forms[0].names).split(" | ")]
 
         @self.truth("flashinfer", shown, key, serves=serves, rows=rows, **conditions)
         def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
@@ -214,7 +215,8 @@ class Op:
             if copies or returned is None:
                 returned = (*copies.values(),) if copies else arguments.get("output")
             outputs = returned if isinstance(returned, tuple | list) else (returned,)
-            return dict(zip(definition.outputs, outputs, strict=False))
+            ordered = next(names for names in served if definition.outputs.keys() <= {*names})
+            return {name: one for name, one in zip(ordered, outputs, strict=False) if name in definition.outputs}
 
     def of_form(self, definition: Definition) -> Op:
         """This op or the one of `other_forms` whose form a definition has, in the definition's names (`named`)."""
