@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -235,6 +236,15 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(package: Path, name: str,
     edited(package / name)
     after = {op_type: verdict_code(own) for op_type, own in declared.items()}
     assert {op_type for op_type, digest in before.items() if after[op_type] != digest} == changes
+
+
+def test_the_file_of_an_op_is_the_same_where_the_package_lies_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(digests.SOURCE.parent)
+    code = "from traceproof.ops import registry; print(registry.file_of('rmsnorm'))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "link")}
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert Path(told.strip()) == digests.OPS / "families" / "norm.py"
 
 
 def test_files_and_folders_have_a_digest_and_compiled_modules_none(package: Path) -> None:

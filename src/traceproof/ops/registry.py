@@ -58,12 +58,12 @@ def declarations() -> Mapping[str, tuple[str, Op]]:
 def file_of(op_type: str) -> Path | None:
     """The file that declares an op_type; None: none does."""
     name = module(op_type)
-    return None if name is None else Path(str(sys.modules[name].__file__))
+    return None if name is None else Path(str(sys.modules[name].__file__)).resolve()
 
 
 def foreign() -> dict[str, str]:
     """The op_types that other packages declare, each with a digest of the file that does."""
-    files = {name: path.resolve() for name in known() if (path := file_of(name)) is not None}
+    files = {name: path for name in known() if (path := file_of(name)) is not None}
     return {name: digest_bytes(path.read_bytes()) for name, path in files.items() if FOLDER not in path.parents}
 
 
