@@ -571,6 +571,7 @@ def test_a_rotation_of_const_heads_has_an_oracle_whatever_their_numbers() -> Non
         ("gemm_fp8", "gemm_fp8_blocks_n96_k256", "K_blocks", 7),
         ("gemm_fp8", "gemm_fp8_n96_k128_b32", "K_blocks", 48),
         ("gemm_fp8", "gemm_fp8_n96_k128_b32", "K_blocks", 129),
+        ("mamba_ssd_combined", "ssd_combined_varlen_h4_d16_g2_s32", "seqlen", 4),
     ],
 )
 def test_a_const_axis_that_contradicts_the_others_has_no_oracle(

@@ -361,7 +361,6 @@ MAMBA_SSD_COMBINED = Combined(
         None if (dim(definition, "x", 2) or 0) % (dim(definition, "B", 2) or 1) == 0 else "heads are not in groups"
     ),
     sizes={**dict.fromkeys("mlckj", ()), "s": lambda at: -(-at["s"] // CHUNK) * CHUNK},
-    bounded="s",
     unread=dict.fromkeys(("chunk_indices", "chunk_offsets"), "sequences say it"),
     draws={
         **dict.fromkeys(("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"), scanned),
