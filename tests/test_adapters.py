@@ -67,6 +67,19 @@ def test_outputs_are_those_that_the_call_returns_in_whatever_order_a_definition_
     assert adapter.call(api, definition, dict.fromkeys(definition.inputs)) == merged
 
 
+@pytest.mark.parametrize("truth", ["torch", "sglang"])
+def test_matrices_of_a_product_are_taken_by_position(truth: str) -> None:
+    path = next(path for path in FILES if path.parent.name == "gemm")
+    entry = read(path).as_json()
+    entry["inputs"] = dict(zip("BA", entry["inputs"].values(), strict=True))
+    definition = Definition.model_validate(entry)
+    adapter = lookup.adapter(truth, definition)
+    assert adapter is not None
+    api = {"linear": torch.nn.functional.linear, "matmul": lambda a, b, _: a @ b}
+    values: Values = {"B": torch.ones(3, 8), "A": torch.ones(5, 8)}
+    assert adapter.call(api, definition, values)["C"].shape == (3, 5)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_definition_has_a_ground_truth(path: Path) -> None:
     definition = read(path)

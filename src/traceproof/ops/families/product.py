@@ -242,13 +242,14 @@ GEMM = Gemm(
 )
 def _sglang_gemm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Call the Triton kernel itself: its caller takes DeepGEMM for bfloat16, which is compiled for every shape."""
-    dtype = dtype_of(definition.outputs["C"])
-    return {"C": api["matmul"](inputs["A"], inputs["B"].t(), dtype)}
+    a, b = inputs.values()
+    return {"C": api["matmul"](a, b.t(), dtype_of(definition.outputs["C"]))}
 
 
 @GEMM.truth("torch", "functional.linear", "linear", serves="A B -> C", rows=None)
 def _pytorch_gemm(api: Api, _: Definition, inputs: Given) -> Outputs:
-    return {"C": api["linear"](inputs["A"], inputs["B"])}
+    a, b = inputs.values()
+    return {"C": api["linear"](a, b)}
 
 
 # Texts of `scheme_of` for float8 weights, and the kinds in definitions' names.
