@@ -83,7 +83,7 @@ class TunerAnswers:
         self.answered = place is None  # whether the question at the place came
 
     def choose(self, module: ModuleType, operation: str, runners: Sequence[Any], inputs: Sequence[Any]) -> Any:  # noqa: ANN401
-        """(runner, tactic), replacing the tuner's choice: the first runner's fallback, or the one at the place."""
+        """(runner, tactic) in place of the tuner's choice: `_place`'s if this call has it, else a fallback."""
         self._questions[operation] += 1
         turn = self._questions[operation]
         name = operation if turn == 1 else f"{operation} ({turn})"
@@ -97,7 +97,7 @@ class TunerAnswers:
                 if place == self._place:
                     self.answered = True
                     return runner, tactic
-        return runners[0], -1
+        return runners[0], -1  # its fallback
 
 
 @contextmanager

@@ -39,9 +39,9 @@ HOPPER = (9, 0)
 
 
 def modules_for(truth: str, definition: Definition, capability: tuple[int, int]) -> list[Module]:
-    """The modules that a ground truth needs for a definition, on a GPU of that compute capability.
+    """The JIT modules that a ground truth loads for a definition, on a GPU of that compute capability.
 
-    [] if that fails, which is reported on stderr.
+    Those of its adapter, or else of the functions that it calls. [] if that fails, which is reported on stderr.
     """
     from traceproof.ops import lookup  # imports torch, which the driver environment lacks
 
@@ -50,10 +50,10 @@ def modules_for(truth: str, definition: Definition, capability: tuple[int, int])
         if adapter is None or not adapter.runs_on(capability):
             return []
         stack = STACKS[STACK_OF[truth]]
-        called = {stack.places(key)[0].partition(":")[0] for key in adapter.apis}
-        generators = sorted(stack.compiled[module] for module in called & stack.compiled.keys())
+        python_modules = {stack.places(key)[0].partition(":")[0] for key in adapter.apis}
+        generators = sorted(stack.compiled[name] for name in python_modules & stack.compiled.keys())
         return [*adapter.modules(definition, capability)] or list(map(Module, generators))
-    except Exception as error:  # noqa: BLE001 - its call will raise, too, as that definition's verdict
+    except Exception as error:  # noqa: BLE001 - the call will raise it, too, and that is judged
         sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
         return []
 

@@ -95,7 +95,7 @@ class Figures:
         self._product += float(a @ e)
 
     def _count(self, share: torch.Tensor) -> None:
-        """Add errors over what is allowed to the histogram: bin i has [2^(k-1), 2^k), k = OCTAVES[0] + i."""
+        """Add each `share`, error / allowed, to the histogram: bin i has [2^(k-1), 2^k), k = OCTAVES[0] + i."""
         low, high = OCTAVES
         # Exponents from the float64's bits: no share is negative, and 0 has the least exponent.
         exponent = share.clamp_max_(2.0**high).view(torch.int64) >> FRACTION_BITS

@@ -25,10 +25,10 @@ class Misplaced:
     def add(
         self, actual: torch.Tensor, oracle: torch.Tensor, start: int = 0, seen: torch.Tensor | None = None
     ) -> None:
-        """Look at a chunk that begins at `start` of the first axis.
+        """Count what is misplaced in a chunk that begins at `start` of the first axis.
 
-        With `seen`, a bool mask, only those elements must show NaN or infinity: others may show them too, as a
-        product with zero does, and NaN may stand for infinity.
+        With `seen`, a bool mask, only its elements count, if finite where the oracle is not: others may be NaN or
+        infinite too, as a product with zero is, and NaN may stand for infinity.
         """
         self._elements += actual.numel()
         if not actual.dtype.is_floating_point or (all_finite(actual) and all_finite(oracle)):
@@ -36,9 +36,9 @@ class Misplaced:
         e = oracle.to(torch.float64)
         x = with_least_overflow(actual.to(torch.float64), e, actual.dtype)
         if seen is not None:
-            hidden = seen & torch.isfinite(x)
-            self._count(Failure.NAN, hidden & torch.isnan(e), start)
-            self._count(Failure.INFINITY, hidden & torch.isinf(e), start)
+            lost = seen & torch.isfinite(x)
+            self._count(Failure.NAN, lost & torch.isnan(e), start)
+            self._count(Failure.INFINITY, lost & torch.isinf(e), start)
             return
         overflow = (e.abs() > torch.finfo(actual.dtype).max) & torch.isfinite(e) & (x.sign() == e.sign())
         self._count(Failure.NAN, torch.isnan(x) != torch.isnan(e), start)
@@ -142,16 +142,16 @@ class Numerics:
             yield first, actual[part], {name: v[part] if by_row[name] else v for name, v in entries.items()}
 
     def _measured(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int) -> Rows | None:
-        """Measure a piece of an output from row `start` on; returns the gate's rows, None if it is empty."""
-        value = entries[""]
-        self.misplaced.add(actual, value, start, entries.get("seen"))
+        """First pass over a piece that begins at `start`; returns it as the gate's rows, None if it is empty."""
+        expected = entries[""]  # beside it: the baseline, and other entries of the oracle for this output
+        self.misplaced.add(actual, expected, start, entries.get("seen"))
         if self._with_figures:
-            self._figures.add(actual.to(torch.float64), value.to(torch.float64), start)
+            self._figures.add(actual.to(torch.float64), expected.to(torch.float64), start)
         self._elements += actual.numel()
         if not actual.numel():
             return None
         if self._exact:
-            self._inexact += int(inexact(actual, value).sum())
+            self._inexact += int(inexact(actual, expected).sum())
         rows = self._gate.prepare(actual, entries)
         self._gate.add(rows)
         return rows

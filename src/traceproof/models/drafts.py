@@ -117,7 +117,7 @@ def draft(
     used = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
     before = [f"{name.upper()} = {size}" for name, size in constants.items()] + [stated.pop("head", "")]
     functions = [filled(text) for name, text in file["functions"].items() if f"{name}(" in run]
-    called = _function(inputs, constants, stated.pop("says"), run)
+    called = _run_code(inputs, constants, stated.pop("says"), run)
     imports = "import math\n\nimport torch" if "math." in "".join((run, *functions)) else "import torch"
     parts = ["\n\n".join(filter(None, (imports, "\n".join(before).strip("\n")))), *functions, called]
     axes: dict[str, dict[str, Any]] = {}
@@ -154,12 +154,12 @@ def _files() -> list[dict[str, Any]]:
     return [tomllib.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
 
 
-def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str], says: str, body: str) -> str:
-    """Source of a reference's `run`; it first asserts sizes of inputs that are constants in the source."""
-    lines = [f'"""{says}\n"""' if "\n" in says else f'"""{says}"""']
+def _run_code(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str], doc: str, body: str) -> str:
+    """Code of a reference's `run`: docstring, asserts that inputs have the fixed sizes in `constants`, `body`."""
+    lines = [f'"""{doc}\n"""' if "\n" in doc else f'"""{doc}"""']
     for name, spec in inputs.items():
         shape = spec["shape"] or ()
-        fixed = shape[1:] if shape and shape[0] not in constants else shape  # mostly the first axis is var
+        fixed = shape[1:] if shape and shape[0] not in constants else shape  # a var axis has no fixed size
         if fixed and {*constants} >= {*fixed} and "optional" not in spec:
             sizes = ", ".join(map(str.upper, fixed)) + "," * (len(fixed) == 1)
             lines.append(f"assert {name}.shape{'[1:]' * (fixed != shape)} == ({sizes})")

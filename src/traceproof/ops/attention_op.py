@@ -350,7 +350,7 @@ class Attention(Op):
             raise Unsupported(f"inputs have unknown {name} of the shape {spec.shape}")
         return texts
 
-    def _unsized(self, definition: Definition, form: Form) -> str | None:
+    def _problem_of_sizes(self, definition: Definition, form: Form) -> str | None:
         """Why sizes are unknown: heads or widths are var, while other axes follow from lengths; None: known."""
         letters = form.axes(definition)
         stray = sorted(

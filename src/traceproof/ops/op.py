@@ -290,7 +290,7 @@ class Op:
         if fitting is None:
             nearest = min(forms, key=lambda form: len(form.inputs.keys() ^ definition.inputs.keys()))
             raise Unsupported(nearest.misfit(definition) or "")
-        lacking = self._unsized(definition, fitting) or self.requires(definition)
+        lacking = self._problem_of_sizes(definition, fitting) or self.requires(definition)
         if lacking is not None:
             raise Unsupported(lacking)
         self.matched = definition, fitting
@@ -300,7 +300,7 @@ class Op:
         """The definition's axis for each letter of its form."""
         return self.form(definition).axes(definition)
 
-    def _unsized(self, definition: Definition, form: Form) -> str | None:
+    def _problem_of_sizes(self, definition: Definition, form: Form) -> str | None:
         """Why the size of an axis is unknown, or contradicts those of others; None: all are known."""
         letters = form.axes(definition)
         sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}

@@ -86,7 +86,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
             run = load_module(payload["source"], payload["name"]).run
         else:
             run = load_solution(payload["solution"], payload["name"], scratch)
-    caller = _Caller(run, device, in_order=payload["solution"] is not None)
+    caller = _Caller(run, device, in_stream_order=payload["solution"] is not None)
     return calls.ending_if_lost(device)(caller.answer)
 
 
@@ -104,19 +104,19 @@ def _forget_the_project() -> None:
 class _Caller:
     """Makes the calls, and keeps the last one's results, so that an output in reused memory shows.
 
-    `in_order`: outputs are what the next work on the call's stream would read; else when the device is done.
+    `in_stream_order`: outputs are what the next work on the call's stream reads; else when the device is done.
     """
 
-    def __init__(self, run: Callable[..., Any], device: torch.device, *, in_order: bool) -> None:
+    def __init__(self, run: Callable[..., Any], device: torch.device, *, in_stream_order: bool) -> None:
         self._run, self._device = run, device
         self._gpu = device.type == "cuda"
-        self._in_order = in_order and self._gpu
-        self._calls_seconds = CALLS_SECONDS * (2 if in_order else 1)  # other processes are busy with a solution
-        self._held: list[Any] = []
-        self._inputs: list[Any] = []  # of the call before
-        # of some calls before: (place among the outputs, tensor, copy of it)
+        self._in_stream_order = in_stream_order and self._gpu
+        self._calls_seconds = CALLS_SECONDS * (2 if in_stream_order else 1)  # others run beside a solution
+        self._outputs: list[Any] = []  # of the call before
+        self._inputs: list[Any] = []  # likewise
+        # small outputs of the last calls: (place among the outputs, tensor, copy of it)
         self._kept: deque[list[tuple[int, torch.Tensor, torch.Tensor]]] = deque(maxlen=KEPT_CALLS)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None  # kept, as it owns its outputs' memory
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
         """Make one call: `item` is an `untrusted.CallRequest` as a dict, with descriptors of memory, FILES."""
@@ -135,7 +135,7 @@ class _Caller:
         with calls.poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
         taken = returned
-        if self._in_order:  # copies of plain tensors, made on the call's stream
+        if self._in_stream_order:  # copies of plain tensors, made on the call's stream
             plain = (type(one) is torch.Tensor and one.layout == torch.strided for _, one in returned)
             with torch.cuda.stream(side):
                 pairs = zip(returned, plain, strict=True)
@@ -160,7 +160,7 @@ class _Caller:
             for start, end in between(item["inputs"], len(given)):
                 tensors.whole(given)[start:end] = buffer[start:end].cpu()
         if not item["mode"] and not calls.FENCES:  # tensors between fences are freed with them
-            self._held, self._inputs = values, inputs
+            self._outputs, self._inputs = values, inputs
             self._keep(returned, item["destinations"], but=conduct["aliased"])
         crossed = any(fences.crossed for fences in calls.FENCES)
         ways = sorted({way for fences in calls.FENCES for way in fences.ways})
@@ -184,7 +184,7 @@ class _Caller:
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
         """Places of values that share memory with an input, another value, or a value of the call before."""
-        taken = {tensors.address_of(value) for value in (*inputs, *self._held)} - {None}
+        taken = {tensors.address_of(value) for value in (*inputs, *self._outputs)} - {None}
         aliased = []
         for index, value in enumerate(values):
             address = tensors.address_of(value)
@@ -253,7 +253,7 @@ class _Caller:
         with torch.cuda.stream(warm):
             self._returned(item, inputs)  # first use may compile or allocate, which can not be captured
         torch.cuda.current_stream().wait_stream(warm)
-        self._graph = torch.cuda.CUDAGraph()  # it owns the outputs' memory
+        self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             returned = self._entries_of(inputs, item["destinations"])
         for place, value in zip(inputs, kept, strict=True):

@@ -106,7 +106,7 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="traceproof-extract-") as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
-            model, packed = _unpacked(Path(folder), config, world)
+            model, packed = _packed_or_plain(Path(folder), config, world)
             modules, loads = sglang_model.describe(model), sglang_model.loading(model)
         except Exception as error:  # SGLang's exception is the answer, with its place
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -140,8 +140,8 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
     }
 
 
-def _unpacked(folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> tuple[nn.Module, str]:
-    """SGLang's model, and "" or how its weights are packed if only the unpacked layout was possible."""
+def _packed_or_plain(folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> tuple[nn.Module, str]:
+    """SGLang's model and ""; if it refuses `quantization_config`, the model without, and its method and why."""
     try:
         return _built(folder, world), ""
     except Exception as error:

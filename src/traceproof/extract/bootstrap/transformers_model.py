@@ -103,13 +103,13 @@ class Functions(TorchFunctionMode):
         super().__init__()
         self._notes = notes
         self._running: list[nn.Module] = []
-        self._scores: dict[int, torch.Tensor] = {}  # queries, by the module that multiplied them with keys
+        self._queries: dict[int, torch.Tensor] = {}  # by id of the module that multiplied them with keys
         self._hooks = ExitStack()
         for module in model.modules():
             self._hooks.callback(module.register_forward_pre_hook(self._enter).remove)
             self._hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             self._hooks.callback(partial(setattr, module, "forward", module.forward))
-            module.forward = partial(_forward, module.forward)
+            module.forward = partial(_forward_or_input, module.forward)
 
     def __exit__(self, *error: object) -> None:
         self._hooks.close()
@@ -145,14 +145,14 @@ class Functions(TorchFunctionMode):
         if left.dim() != 4 or right.dim() != 4 or left.shape[-2] != TOKENS:
             return
         if right.shape[-1] == TOKENS:
-            self._scores[id(module)] = left
-        elif left.shape[-1] == TOKENS and id(module) in self._scores:
-            query = self._scores.pop(id(module))
+            self._queries[id(module)] = left
+        elif left.shape[-1] == TOKENS and id(module) in self._queries:
+            query = self._queries.pop(id(module))
             notes.attention[id(module)] = attention_facts(module, query, right, right, {})
             notes.rotary[id(module)], notes.pending = notes.pending, []
 
 
-def _forward(original: Callable[..., Theirs], *arguments: Theirs, **options: Theirs) -> Theirs:
+def _forward_or_input(original: Callable[..., Theirs], *arguments: Theirs, **options: Theirs) -> Theirs:
     """A module's forward; it returns its input where it needs values."""
     try:
         return original(*arguments, **options)

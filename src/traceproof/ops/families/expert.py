@@ -770,7 +770,7 @@ def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
         "gemm1_bias gemm2_bias out gemm1_beta routing_bias": 0.0,  # as a kernel may round before it adds these
         "routing_logits": routing.one_chosen,
         "routed_scaling_factor": 2.0,
-        "topk_ids topk_weights": routing.first_alone,
+        "topk_ids topk_weights": routing.all_weight_on_first,
     }
 
 

@@ -53,7 +53,7 @@ def places(wide: Wide) -> Places:
 
 
 def page_and_row_exchanged(wide: Wide) -> Places:
-    """Mutant of `places`: p % size taken for the page's place in the table, p // size for the row."""
+    """Mutant of `places`: position % size chooses the page in the table, position // size the row in it."""
     size, positions = page_size(wide), wide["positions"].long()
     most = len(wide["kv_indices"]) - 1
     return wide["kv_indices"].long()[(positions % size).clamp_max(most)], (positions // size) % size

@@ -306,9 +306,9 @@ class Combined(Op):
         return frozenset((definition.inputs["x"].shape or ())[:1] if "seq_idx" in definition.inputs else ())
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """A case of `count` rows or packed sequences; with `long` of one of `count` tokens, in whole chunks."""
+        """A case of `count` rows, or at most as many packed sequences; `long`: one of `count` or more tokens."""
         chunks = -(-count // CHUNK) + 1 if long or "seq_idx" in definition.inputs else 1
-        cuts = () if long else tuple(range(3, 3 * count, 3))
+        cuts = () if long else tuple(range(3, 3 * count, 3))  # packed sequences of 3 tokens
         grown = self._scan(definition, case.id, 1 if long else count, chunks, case.seed, cuts=cuts)
         return replace(grown, size=case.size)
 

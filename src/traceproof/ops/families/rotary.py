@@ -497,7 +497,7 @@ def rope_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
 
 
 def rope_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """Rotary size and style of transformers' embedding, as a call's: `neox` if loading reorders its channels."""
+    """Facts of transformers' embedding as SGLang's call has them: `neox` if loading reorders channels to that."""
     stored = facts["style"]
     loaded = "neox" if stored == "gptj" and "rotary halves" in evidence.loads else stored
     return {"rotary_dim": facts["rotary_dim"], "style": loaded}

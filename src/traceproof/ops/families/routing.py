@@ -563,11 +563,11 @@ def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return logits.scatter_(-1, place + offset_of(wanted.params), SURE)
 
 
-def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Weights [tokens, top_k], 1 for the first expert, else 0; or `drawn_ids`, with these weights if packed."""
+def all_weight_on_first(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """`topk_weights` of 1, 0, 0, ..., by which one expert counts; or `topk_ids`, with these weights if packed."""
     weights = torch.zeros(wanted.shape, dtype=torch.bfloat16, device=draw.device)
     weights[:, :1] = 1.0
-    if wanted.dtype.is_floating_point:
+    if wanted.dtype.is_floating_point:  # of `topk_weights`
         return weights.to(wanted.dtype)
     ids = drawn_ids(draw, wanted)
     is_packed = routing_of(wanted.definition).method is Method.PACKED
@@ -828,15 +828,15 @@ def clearest(draw: Draw, wanted: Wanted, *, exact: bool = False) -> torch.Tensor
     name, shape = wanted.name, (TRIALS, *wanted.shape)
     scores = (draw.integers(name, shape, low=0, high=16) == 0) * SURE if exact else draw.normal(name, shape) * 2
     trials = scores.to(wanted.dtype).cpu()
-    bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
+    bias = evenly_spaced_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
     routing = _routing_alone(wanted.definition)
     best = (margins(replace(routing, top_k=count), trials, bias) for count in range(1, routing.top_k + 1))
     margin = (torch.stack([*best]).amin(0) * DIGITS).round()
     return trials[margin.argmax(0), torch.arange(trials.shape[1])].to(draw.device)
 
 
-def steps_of_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct multiples of a power of two within +-1/2, in random order, [experts]."""
+def evenly_spaced_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Distinct biases [experts] of few bits: multiples of 1 / 2**n within +-1/2, shuffled, less `lowered`."""
     experts = wanted.shape[0]
     order = draw.permutation(wanted.name, experts) - experts // 2
     return (order * 2.0 ** -(experts - 1).bit_length() - lowered(wanted.params)).to(wanted.dtype)
@@ -893,13 +893,13 @@ GROUPED = Op(
     requires=lambda definition: _routing_alone(definition).misfit,
     draws={
         "scores": clearest,
-        "bias": steps_of_bias,
+        "bias": evenly_spaced_bias,
         "topk_indices": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device),
     },
     sizes_in_numbers=("topk",),
     lossless={
         "scores": partial(clearest, exact=True),
-        "bias": steps_of_bias,
+        "bias": evenly_spaced_bias,
         "topk_values": 0.0,
         "routed_scaling_factor": 164.5 / 64,  # / 4 it is midway between two bfloat16 numbers, / 5 just beyond
     },
