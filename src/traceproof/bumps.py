@@ -380,7 +380,7 @@ Key = tuple[str, str, str, str]  # definition's text, case and seed, implementat
 
 
 def verdict_text(row: Row | None) -> str:
-    """A row in words: its verdict with the share of the limit that it used, or its reason; None: "absent"."""
+    """A row in words: its verdict with its margin, the share of the limit that it used, or with its reason."""
     if row is None:
         return "absent"
     margin = _margin(row)

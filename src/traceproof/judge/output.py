@@ -159,7 +159,7 @@ def _ruling(gate: Gate, details: Mapping[str, Any]) -> Ruling:
 
 
 def passes(actual: torch.Tensor, expected: Expected) -> bool:
-    """Whether `judge_output` would pass an output of the right shape and dtype; faster, without figures."""
+    """Whether `judge_output` would pass an output of the right shape and dtype; faster, without statistics."""
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return judge_output(actual, expected, tolerance=None).verdict == Verdict.PASS
     actual = with_expected_where_open(actual, expected.oracle)

@@ -504,7 +504,7 @@ class Op:
         return [name for name in floats if name in names and name not in {*quiet, *self.judged(definition)}]
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
-        """The case for `lossless` values: `base` with LOSSLESS_ROWS rows, and the axes of `lossless_sizes`."""
+        """The case whose values make sums exact: `base` with LOSSLESS_ROWS rows, axes of `lossless_sizes`."""
         case = self.of_size(definition, base, LOSSLESS_ROWS, long=False)
         letters = self.letters(definition)
         sizes = {letters[one]: size for one, size in self.lossless_sizes.items() if letters.get(one) in case.axes}

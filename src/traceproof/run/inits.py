@@ -128,8 +128,8 @@ def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
     """The planned definition, with inputs made by its `init`, if it has one, in place of those drawn by role.
 
     They are files in this process's memory until the context ends. The author of `init` knows which values are
-    allowed, so tied, tiny and large ones are not run. Where it makes none, or none for the repeated case or a
-    hidden one, which every judgement needs, all inputs are drawn by role, and params["init"] says why.
+    allowed, so tied, tiny and large ones are not run. A case that `init` fails for is left out; if it is the
+    repeated or a hidden one, or each, all inputs are drawn by role, and params["init"] says why.
     """
     by_role = {one.id: one for one in entry.cases if one.skip is None and one.case.params.get("drawn")}
     to_make = [one for one in by_role.values() if one.case.size != "adversarial"]

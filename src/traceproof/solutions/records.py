@@ -212,7 +212,7 @@ def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
             last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
             yield f"{row.reason}: {row.output} in {where}: {last}{row.far}"
     yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
-    judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS}
-    if not seen and len(judged - {"*"}) < outputs:
+    judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS} - {"*"}  # "*": a whole call
+    if not seen and len(judged) < outputs:
         unjudged = next((row.message for row in trial.rows if row.verdict is Verdict.SKIP), "no case was run")
         yield f"not judged: {unjudged}"

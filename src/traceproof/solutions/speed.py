@@ -49,10 +49,10 @@ class _Party:
     seconds: list[float] = field(default_factory=list)
 
     def calls(self, count: int, *, warm: int) -> CaseResult:
-        """Make `warm + count` calls, of which the first `warm` do not count."""
+        """Make `warm + count` more calls; keep the times (ns) of the last `count`, and the seconds of them all."""
         taken = self.request(self.turn, warm + count)
         if not self.turn:
-            self.first = taken.times[0][0] / MILLION
+            self.first = taken.times[0][0] / MILLION  # ms, of the very first call, which may compile
         self.turn += warm + count
         self.times += taken.times[warm:]
         self.seconds.append(taken.seconds)

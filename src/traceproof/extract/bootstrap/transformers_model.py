@@ -276,7 +276,10 @@ def _build(config: Mapping[str, Any]) -> Theirs:
 
 
 def _try_routers(model: nn.Module, notes: Notes, hidden: int) -> None:
-    """Note how routers choose, once per class of block, since its layers have equal routers."""
+    """Note how blocks of experts route, tried once per class of block, as layers of a model have equal routers.
+
+    Notes the width of the experts' activation, too, which no run records.
+    """
     known: dict[type, Facts | None] = {}
     for holder in model.modules():
         for child in holder.children():
@@ -285,7 +288,7 @@ def _try_routers(model: nn.Module, notes: Notes, hidden: int) -> None:
             if type(holder) not in known:
                 known[type(holder)] = routing(holder, child, hidden)
             notes.routing[id(child)] = known[type(holder)] or {}
-            for inner in child.children():  # their activation, which is not run
+            for inner in child.children():
                 notes.widths[id(inner)] = int(_experts(child, hidden)["intermediate"])
 
 

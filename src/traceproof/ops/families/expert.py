@@ -875,11 +875,11 @@ class Experts(Op):
         position: int = 1,
         **params: Any,  # noqa: ANN401 - JSON
     ) -> Case:
-        """A case of `tokens` tokens; `position` selects where among all experts the local ones are."""
+        """A case of `tokens` tokens, or the fixed number of them; `position` says where the local experts are."""
         mixture = mixture_of(definition)
         last = mixture.routing.experts - mixture.routing.local
-        # at the end, in the middle, uneven, at the start
-        offsets = (last, last // 2 - last // 2 % 2, min(37, last), 0)
+        # at the end; in the middle, even; odd, if there is room; at the start
+        offsets = (last, last // 4 * 2, min(37, last), 0)
         if "local_expert_offset" in definition.inputs and not definition.inputs["local_expert_offset"].optional:
             params["offset"] = offsets[position % len(offsets)]
         tokens = fixed_tokens(definition, mixture) or tokens

@@ -297,7 +297,7 @@ class Sampler(Op):
     def trials(self, definition: Definition, case: Case) -> int:
         """Trials of a case, for about `draws_per_case` draws over its rows, and at most 256 of a row."""
         if case.params.get("rows") == DRAWS:
-            return FEW_TRIALS  # and many further ones
+            return FEW_TRIALS  # `further` adds thousands
         rows = case.axes[self._rows(definition) or ""]
         return max(1, min(256, self.draws_per_case // max(rows, 1)))
 
