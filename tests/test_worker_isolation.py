@@ -472,3 +472,26 @@ def test_a_definition_of_nothing_but_timeouts_costs_at_most_three_limits(
     rows = Run(tmp_path / "dataset", tmp_path / "results", limits=limits).verify()["endless"]
     assert {row["reason"] for row in rows} == {"timeout"}
     assert 0 < len(called) <= 3 < len(rows)
+
+
+def test_mounts_with_names_beyond_ascii_are_restricted_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "mountinfo"
+    lines = (
+        f"22 1 0:21 / {point} rw,nosuid,relatime - ext4 /dev/x rw\n"
+        for point in ("/a\\040b/é", "/a\\040b/é/\x85c", "/d")
+    )
+    told.write_text("".join(lines), encoding="utf-8")
+    monkeypatch.setattr(kernel, "MOUNTS", told)
+    monkeypatch.setattr(kernel, "syscall", unsupported)
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(kernel, "mount", lambda _source, point, _type, flags: seen.append((point, flags)))
+    kernel.restrict_mounts("/a b/é", kernel.MS_RDONLY)
+    flags = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_RELATIME
+    assert seen == [("/a b/é", flags), ("/a b/é/\x85c", flags)]
+
+
+def unsupported(*_: object) -> None:
+    """A system call that a kernel before 5.12 does not have."""
+    raise OSError(ENOSYS, "no such call")

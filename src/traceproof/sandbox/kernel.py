@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import signal
 import stat
 import struct
@@ -21,6 +22,7 @@ from errno import ENOSYS, EPERM
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+MOUNTS = Path("/proc/self/mountinfo")
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000
@@ -122,12 +124,11 @@ def _mounts_below(target: str) -> list[tuple[str, int]]:
     flags = (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME)
     names = dict(zip(["ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime"], flags, strict=True))
     found = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        fields = line.split(" ")
+    for fields in (line.split(b" ") for line in MOUNTS.read_bytes().split(b"\n")[:-1]):
         # Blanks and other special characters are written in octal: proc(5).
-        point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+        point = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), fields[4]))
         if point == target or point.startswith(target.rstrip("/") + "/"):
-            found.append((point, sum(names.get(option, 0) for option in fields[5].split(","))))
+            found.append((point, sum(names.get(option, 0) for option in fields[5].decode().split(","))))
     return found
 
 
