@@ -57,7 +57,7 @@ def one_hot(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def balanced(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Draw rows of BALANCED, rotated by any number of places, of both signs, so large that an eps is nothing."""
+    """Draw rows whose mean square is exact, so large that an eps changes nothing: BALANCED, rotated, signed."""
     *rows, width = wanted.shape
     turn = draw.integers(f"{wanted.name}.exact", (*rows, 1), torch.int64, low=0, high=len(BALANCED))
     place = (torch.arange(width, device=draw.device) + turn) % len(BALANCED)

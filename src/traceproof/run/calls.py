@@ -349,7 +349,7 @@ def part_of(device: torch.device) -> Iterator[None]:
 
 
 def filler(dtype: torch.dtype, fill: float) -> float | int | bool:
-    """The value that memory of a dtype is filled with for `fill`."""
+    """`fill`, or what stands for it in a dtype that can not hold it; new memory is filled with it before calls."""
     if dtype == torch.float8_e8m0fnu:
         return abs(fill)  # it has no sign
     if dtype.is_floating_point or dtype.is_complex:

@@ -203,7 +203,7 @@ class _Asked:
 
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     """Cache key of one implementation's rows: a digest of all that they depend on."""
-    is_reference, settings = name == REFERENCE, job.settings
+    is_reference, settings = name == REFERENCE, job.settings  # which alone has nonces and hidden cases
     environment, of_judge = (
         settings.environments.get(environment_of(name)),
         settings.environments[MAIN].record["digest"],

@@ -934,7 +934,8 @@ def route_plan(
 
     The list has pairs as token * top_k + slot, and their number as padding. The permutation has the row of each
     pair, the token of each row, and per block of rows its expert and where its rows end. Entries of equal
-    `@groups` may be exchanged; `@free` ones may have any value.
+    `@groups` may be exchanged; `@free` ones may have any value. Mutants rank experts by `chosen` of the logits,
+    `weigh` (logits of the chosen, all logits) otherwise, or have blocks smaller by the factor `block_by`.
     """
     as_list = "logits" in wide  # else as a permutation
     logits = wide["logits" if as_list else "routing_logits"]
@@ -956,7 +957,7 @@ def route_plan(
     expert_of_block = torch.zeros_like(block)
     expert_of_block[:used] = torch.arange(count, device=device).repeat_interleave(blocks_of_expert)
     unused, row = block >= used, torch.arange(len(block) * size, device=device)
-    # By row its pair or token, and its expert, by which rows may be exchanged; a number of its own if it has none.
+    # By row its pair or token; and its expert, within which rows may be exchanged, or if padding its own number.
     listed = torch.full_like(row, len(pair)).index_put(
         (row_of_pair,), pair if as_list else pair // experts.shape[1]
     )
