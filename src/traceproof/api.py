@@ -69,9 +69,8 @@ NO_REFERENCE = (
     "def run({}):\n    raise NotImplementedError('this definition was made of its form, and has no reference')\n"
 )
 Function = Callable[..., Any]
-Given = (
-    torch.Tensor | Mapping[str, Any] | Sequence[Any]
-)  # tensors and numbers, by name or in the definition's order
+# a tensor; or tensors and numbers, by name or in the definition's order
+Given = torch.Tensor | Mapping[str, Any] | Sequence[Any]
 Axis = int | float  # a size, or a constant such as an epsilon
 
 

@@ -70,9 +70,8 @@ class Bisection:
     # stack, op_type: of the ground truth
     stack: str
     op_type: str
-    judge: Callable[
-        [str], CommitVerdict
-    ]  # returns the verdict at a commit; called once per content of the package
+    # returns the verdict at a commit; called once per content of the package
+    judge: Callable[[str], CommitVerdict]
     report: Callable[[str], None]  # called with a line per step
     _verdicts: dict[str, CommitVerdict] = field(default_factory=dict)
 
@@ -153,7 +152,7 @@ class GroundTruthTrial:
     truths: tuple[str, ...] = ()  # ground truths to run; empty: all of the stack
 
     def rows(self, package: Path | None, name: str) -> list[VerdictRow]:
-        """CommitVerdict rows of the ground truths in `package`; None: the installed one.
+        """Rows of the ground truths in `package`; None: the installed one.
 
         `name` is a folder name for this trial. Raises TraceproofError: it could not be judged.
         """

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.reasons import Verdict
-from traceproof.run.schema import ClosedModel, figures, place
+from traceproof.run.schema import WHOLE, ClosedModel, figures, place
 from traceproof.sandbox import GIB, Limits
 
 LIMITS = Limits(seconds=120.0, setup_seconds=900.0, memory_bytes=10 * GIB)  # the defaults of config.yaml
@@ -212,7 +212,7 @@ def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
             last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
             yield f"{row.reason}: {row.output} in {where}: {last}{row.far}"
     yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
-    judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS} - {"*"}  # "*": a whole call
+    judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS} - {WHOLE}
     if not seen and len(judged) < outputs:
         unjudged = next((row.message for row in trial.rows if row.verdict is Verdict.SKIP), "no case was run")
         yield f"not judged: {unjudged}"
