@@ -195,6 +195,18 @@ def test_an_output_that_is_an_input_modified_in_place_may_be_returned() -> None:
     assert report, str(report)
 
 
+def test_memory_to_work_in_may_be_written_to() -> None:
+    reduce = traceproof.definition("decode_cp_lse_reduce_d32", dataset=DATASET)
+    text = reduce.reference.replace("    powers", "    workspace.fill_(7)\n    powers")
+    reduce = reduce.model_copy(update={"reference": text})
+    assert "fill_" in text
+    for report in (
+        traceproof.check(reference(reduce), reduce, cases=["small-0"], device="cpu"),
+        traceproof.verify(reduce, sizes=(), device="cpu"),
+    ):
+        assert report, str(report)
+
+
 def test_outputs_are_held_against_the_inputs_as_they_were_drawn() -> None:
     for case in traceproof.cases("silu_and_mul", hidden_size=96, sizes=("small",), device="cpu"):
         [x] = case.inputs.values()

@@ -41,6 +41,7 @@ LARGE_AND_SMALL: Mapping[str, Sequence[str]] = {"large": (), "small": ()}  # whe
 # Kernels may sum in another order than the baseline, or compute exponentials otherwise: hence the factor.
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
 QUERIES = ("q", "q_nope", "q_pe")
+WORKING_MEMORY = frozenset({"workspace", "workspace_buffer", "semaphores"})  # names of such inputs
 STAND_INS = (0.5, -1.5)  # finite numbers in place of NaN and infinities; outputs that differ depend on them
 # Least size of an axis that is scaled down: enough elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
@@ -742,8 +743,12 @@ class Op:
         return frozenset(letters[one] for one, size in self.sizes.items() if size == (1,) and one in letters)
 
     def mutated(self, definition: Definition) -> frozenset[str]:
-        """Inputs that a call may write to. The default: those that an output is written to, and `writes`."""
+        """Inputs that a call writes to. The default: those that an output is written to, and `writes`."""
         return definition.in_place | ({*self.writes} & definition.inputs.keys())
+
+    def writable(self, definition: Definition) -> frozenset[str]:
+        """Inputs that a call may write to: those of `mutated`, and memory to work in, which nobody judges."""
+        return self.mutated(definition) | (WORKING_MEMORY & definition.inputs.keys())
 
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
         """Specs of all that is judged: outputs, then inputs that a call writes to without an output for them."""

@@ -468,8 +468,7 @@ class DefinitionRun:
         self, source: UntrustedSource, first: JudgedCase | None, hidden: Sequence[PlannedCase], fill: float
     ) -> None:
         """Run one case a second time, then hidden cases, to find bits that vary and cached answers."""
-        writes = self.definition.in_place or self.op.mutated(self.definition)
-        once = bool(writes) or any(planned.trials for planned in hidden)
+        once = bool(self.op.mutated(self.definition)) or any(planned.trials for planned in hidden)
         if first is None:
             self._hidden(source, hidden, None, once=once)
             return

@@ -312,7 +312,7 @@ def notes_of(
     op: Op, definition: Definition, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]
 ) -> dict[str, Any]:
     """What a call did beside computing; `before` are fingerprints of its inputs before it."""
-    after, allowed = fingerprints(inputs), op.mutated(definition)
+    after, allowed = fingerprints(inputs), op.writable(definition)
     addresses, aliased = {address_of(value) for value in inputs.values()}, []
     for name, value in returned.items():
         address = address_of(value)

@@ -250,7 +250,7 @@ class CallMemory:
         if len(names) != len(answer.outputs) or len(set(names.values())) != len(names):
             raise BorderError("the worker's answer is not in its form: two outputs of one name")
         outputs = self._outputs(answer, names)
-        memory, allowed = whole(self.inputs.held), self.op.mutated(self.definition)
+        memory, allowed = whole(self.inputs.held), self.op.writable(self.definition)
         mutated = []
         for position, ((name, value), spec) in enumerate(zip(self.values.items(), self.specs, strict=False)):
             if not isinstance(value, torch.Tensor):

@@ -230,7 +230,7 @@ def measure(
         if not subject.trials:
             calls.rulings_on(subject, first)
         watch.done("property first call")
-        writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
+        writes = evaluation.op.mutated(evaluation.definition) or subject.trials
         calls.same("determinism", calls.call(source, "determinism", calls=1 if writes else CALLS))
         elsewhere = [replace(calls, watch=watch.beside(), rows=[]) for _ in range(2)]
         apart = partial(_in_new_process, elsewhere[0], anew), partial(_with_odd_inputs, elsewhere[1], spoilt)

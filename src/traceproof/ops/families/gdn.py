@@ -82,7 +82,7 @@ class GatedDeltaRule(delta.Sequences):
             yield case("edge-empty-sequence", (0, 3, 0, 1, 0))
         if definition.inputs[state_names(definition.inputs, definition)[0]].optional:
             yield case("edge-no-state", (2, 0, 70) if prefill else (1,) * 3, no_state=True)
-        if self.mutated(definition):
+        if BUFFER in self.mutated(definition):
             yield case("edge-buffer", (3, 3), pool=4, buffer=True)
         if "cache_replayssm" in definition.inputs:
             yield case("edge-replay", (3,) * 3, cache_replayssm=True, disable_state_update=True)
@@ -106,7 +106,7 @@ class GatedDeltaRule(delta.Sequences):
         """A case of `count` sequences as long as the first one of `case`; prefill's are as in `Sequences`."""
         if is_prefill(definition.inputs):
             return super().of_size(definition, case, count, long=long)
-        buffer: dict[str, Any] = {"buffer": True} if self.mutated(definition) else {}
+        buffer: dict[str, Any] = {"buffer": True} if BUFFER in self.mutated(definition) else {}
         lengths = tuple(case.params["lengths"][:1]) * count
         return replace(self.of_lengths(definition, case.id, lengths, seed=case.seed, **buffer), size=case.size)
 
@@ -211,9 +211,10 @@ class GatedDeltaRule(delta.Sequences):
         return super().memory(definition, case) + 32 * math.prod(definition.shape_of(source, case.axes) or ())
 
     def mutated(self, definition: Definition) -> frozenset[str]:
-        """The buffer of the states after each token, which mtp writes to if the definition has it."""
+        """As declared, and the buffer of the states after each token, which mtp writes to if it is there."""
         buffer = definition.inputs.get(BUFFER)
-        return frozenset([BUFFER] if buffer is not None and buffer.dtype is not DType.UNKNOWN else [])
+        known = buffer is not None and buffer.dtype is not DType.UNKNOWN
+        return super().mutated(definition) | ({BUFFER} if known else set())
 
 
 BATCHED = "q[n s g k] k[n s j k] v[n s h v] A_log[h] a[n s h] dt_bias[h] b[n s h] scale"
