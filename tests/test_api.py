@@ -122,6 +122,15 @@ def test_a_function_may_write_to_outputs_and_what_it_leaves_unwritten_shows() ->
     assert "nan" in {str(row.reason) for row in traceproof.check(leaves, "rmsnorm", hidden_size=96).failures}
 
 
+def test_an_output_whose_size_no_input_has_may_be_written_to() -> None:
+    def gather(inp: torch.Tensor, output: torch.Tensor) -> None:
+        output.view(2, *inp.shape).copy_(inp)
+
+    of = traceproof.definition("pcie_ipc_all_gather_tp2_h48", dataset=DATASET)
+    report = traceproof.check(gather, of, sizes=("small",), device="cpu")
+    assert report, str(report)
+
+
 def test_what_a_function_does_beside_is_refused_and_an_exception_is_told() -> None:
     def mutates(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         result = norm(hidden_states, weight)

@@ -307,7 +307,7 @@ class CalledHere(Implementation):
         with poisoned():
             if not self.takes_outputs:
                 return self.function(*inputs.values())
-            axes = sizes_of_axes(definition, inputs)
+            axes = {**self.axes, **sizes_of_axes(definition, inputs)}  # a sampler's repeated rows are more
             outputs = {
                 name: torch.empty(
                     definition.shape_of(spec, axes) or (), dtype=TORCH_DTYPES[spec.dtype], device=self.device

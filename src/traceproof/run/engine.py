@@ -393,7 +393,7 @@ class DefinitionRun:
         item |= {"case": planned.case.as_json(), "definition": self.entry.definition}
         function = self.settings.functions.get(name)
         if function is not None:
-            function.device = self.engine.device.type
+            function.device, function.axes = self.engine.device.type, planned.case.axes
             runner = Runner(self.definition, self.op, function, self.engine.device, self.settings.dataset)
             try:
                 return CaseResult(**runner.run(item))

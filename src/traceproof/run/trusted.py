@@ -43,6 +43,7 @@ class Implementation:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.axes: Mapping[str, int] = {}  # sizes of the case's var axes, for a user's function
         self._adapter: Adapter | None = None
         self.api: Api = {}  # what its adapter calls, by API key; known once it is available
         self._used_api: Api | None = None  # for the next call alone: its objects have served another case
