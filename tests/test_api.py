@@ -55,6 +55,10 @@ def wrong(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return norm(hidden_states, weight, eps=1e-5)
 
 
+def swapped(weight: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    return norm(hidden_states, weight)
+
+
 def by_oracle(definition: Definition) -> Callable[..., Tensors]:
     """A function that gives what the oracle says, rounded once; of a sampler, the likeliest token."""
     op, unknown = registry.for_definition(definition)
@@ -304,6 +308,17 @@ def test_sizes_and_constants_may_be_numbers_of_numpy() -> None:
         (lambda: traceproof.assert_right("rmsnorm", [torch.ones(2, 3)], []), "weight is missing"),
         (lambda: traceproof.assert_right("rmsnorm", [2.0, torch.ones(3)], []), "hidden_states is a float, not"),
         (lambda: traceproof.assert_right("rmsnorm", {"y": torch.ones(2, 3)}, []), "there is no y"),
+        (lambda: traceproof.assert_right("rmsnorm", None, X), "the inputs of rmsnorm are a NoneType"),  # type: ignore[arg-type]
+        (lambda: traceproof.assert_right("rmsnorm", [X, W], norm), "norm is a function, not outputs"),
+        (lambda: traceproof.definition(5), "5 is no definition"),  # type: ignore[arg-type]
+        (lambda: traceproof.definition("rmsnorm", hidden_size=0), "hidden_size is 0"),
+        (lambda: traceproof.definition("rmsnorm", hidden_size=8, dtype=torch.int32), "not have the dtype int32"),
+        (lambda: traceproof.definition("rmsnorm", hidden_size=8, dtype="float64"), "not have the dtype float64"),
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, seed="1"), "the seed is '1'"),  # type: ignore[arg-type]
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, tolerance="1"), "the tolerance is '1'"),  # type: ignore[arg-type]
+        (lambda: traceproof.check(X, "rmsnorm", hidden_size=8), "Tensor is no function"),  # type: ignore[arg-type]
+        (lambda: traceproof.check(norm), "norm does not say which definition"),
+        (lambda: traceproof.check(swapped, "rmsnorm", hidden_size=8), "hidden_states, weight"),
     ],
 )
 def test_bad_use_is_told(call: Callable[[], object], told: str) -> None:
@@ -327,6 +342,15 @@ def test_a_definition_of_a_dataset_or_a_file_is_judged_with_its_reference() -> N
     assert report, str(report)
     assert {row.implementation for row in report.rows} >= {"reference", "torch"}
     assert "torch" in traceproof.verify("rmsnorm", hidden_size=96, sizes=("small",), device="cpu").name.split(", ")
+
+
+def test_a_file_may_have_the_name_of_a_module(tmp_path: Path) -> None:
+    text = "import random\n\ndef run(logits):\n    return logits.tanh() * (0 * random.random() + 1)\n"
+    (tmp_path / "random.py").write_text(text, encoding="utf-8")
+    options: dict[str, Any] = {"vocab_size": 96, "cap": 1, "dtype": "float32", "cases": ["small-0"]}
+    for _ in range(2):
+        assert traceproof.check(tmp_path / "random.py", "softcap", device="cpu", **options)
+    assert "Random" in vars(sys.modules["random"])
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from unittest import SkipTest
 
 import torch
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition
 from traceproof.dataset.tree import closest, explain, find, read_file, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.gradients import cases_with_gradients
@@ -57,13 +57,14 @@ from traceproof.run.trusted import Implementation, named_outputs, notes_of, writ
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import EngineSettings, Environment
 from traceproof.solutions.judging import Judge, blocked, in_own_dataset, new_hidden_seed, target_of
-from traceproof.solutions.reading import Candidate, read
+from traceproof.solutions.reading import Candidate, expect_order, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.suites import ATEN, operator_definition, problem_definition
 from traceproof.stacks import MAIN, STACKS
 
 OUTPUTS = "outputs"  # name of the implementation in reports if tensors are given, not a function
 SIZES = ("small", "medium")
+FLOATS = sorted(name for name in PUBLISHED_DTYPES & TORCH_DTYPES.keys() if TORCH_DTYPES[name].is_floating_point)
 # The reference of a definition made from a form, which has only an oracle.
 NO_REFERENCE = (
     "def run({}):\n    raise NotImplementedError('this definition was made of its form, and has no reference')\n"
@@ -97,8 +98,9 @@ class NamedForm:
             defaults = {name: f" (or {value})" for name, value in values.items() if name not in axes}
             takes = ", ".join(f"{name}{defaults.get(name, '')}" for name in self.parameters)
             raise TraceproofError(f"{self.key} takes {takes}, and dtype", problems=problems)
-        if dtype not in TORCH_DTYPES:
-            raise TraceproofError(f"{dtype} is no dtype; {closest(dtype, TORCH_DTYPES)}")
+        if dtype not in FLOATS:
+            what = f"{self.key} can not have the dtype {dtype}; {closest(dtype, FLOATS)}"
+            raise TraceproofError(what, todo=f"Forms have {', '.join(FLOATS)}.")
         inputs, outputs = tensors(self.table["inputs"], dtype), tensors(self.table["outputs"], dtype)
         of_tensors = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
         derived: dict[str, str] = self.table.get("derived", {})
@@ -107,10 +109,10 @@ class NamedForm:
         wrong = [
             f"{name} is {n!r}"
             for name, n in axes.items()
-            if not isinstance(n, kinds[name]) or not 0 <= n < math.inf
+            if not isinstance(n, kinds[name]) or not (1 if name in whole else 0) <= n < math.inf
         ]
         if wrong:
-            what = f"{self.key} takes sizes that are whole numbers, and constants that are finite numbers"
+            what = f"{self.key} takes sizes that are whole numbers from 1, and constants that are finite numbers"
             raise TraceproofError(what, problems=wrong)
         values = {name: int(n) if isinstance(n, Integral) else float(n) for name, n in values.items()}
         # The expressions are those of forms.toml, with axes as variables.
@@ -196,8 +198,10 @@ def definition(
         return operator_definition(str(of), dtype) if operator else problem_definition(Path(str(of)), weak=True)
     if isinstance(of, Definition):
         return of
+    if not isinstance(of, str | Path):
+        raise TraceproofError(f"{of!r} is no definition", todo="Give a form's name, a file, or one in a dataset.")
     if dataset is None:
-        return read_file(Path(of))
+        return read_file(Path(of).expanduser())
     return find(read_tree(Path(dataset), naming=[str(of)]), str(of)).definition
 
 
@@ -301,6 +305,7 @@ class CalledHere(Implementation):
                     todo=f"It is called with {', '.join(definition.inputs)} in this order and returns "
                     f"{', '.join(definition.outputs)}, or takes these after the inputs and writes to them.",
                 )
+        expect_order([*signature.parameters], definition, f"{self.name}{signature}")
 
     def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what it returns
         """One call; returns outputs as the function does, or by name if it writes to them."""
@@ -374,7 +379,8 @@ def check(  # noqa: PLR0913 - all but one have defaults
     candidate = _candidate_of(function) if isolated or not callable(function) else None
     of = of or (candidate.definition if candidate is not None else "") or ""
     if not of:
-        what = f"{function} does not say which definition it implements"
+        named = name_of(function) if callable(function) else function
+        what = f"{named} does not say which definition it implements"
         raise TraceproofError(what, todo="Name one: check(f, of).")
     _expect_usable(sizes=sizes, seed=seed, tolerance=tolerance)
     sizes = _texts(sizes)
@@ -425,10 +431,10 @@ def _expect_usable(*, sizes: Sequence[str] = (), seed: int = 0, tolerance: float
     problems = [
         f"{size!r} is no size; there are {', '.join(ALL_SIZES)}" for size in _texts(sizes) if size not in ALL_SIZES
     ]
-    if not 0 <= seed < 1 << 63:
-        problems.append(f"the seed is {seed}, not from 0 to 2^63 - 1")
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        problems.append(f"the tolerance is {tolerance}, no finite number from 0")
+    if not isinstance(seed, Integral) or not 0 <= seed < 1 << 63:
+        problems.append(f"the seed is {seed!r}, no whole number from 0 to 2^63 - 1")
+    if tolerance is not None and not (isinstance(tolerance, Real) and 0 <= tolerance < math.inf):
+        problems.append(f"the tolerance is {tolerance!r}, no finite number from 0")
     if problems:
         raise TraceproofError("no cases can be judged like that", problems=problems)
 
@@ -459,6 +465,8 @@ def _no_gpu(device: str) -> Unavailable | None:
 def _candidate_of(function: Function | str | Path) -> Candidate:
     """The solution in a file, or that a function is. Raises TraceproofError: several, or none in a file."""
     if not callable(function):
+        if not isinstance(function, str | Path):
+            raise TraceproofError(f"{type(function).__name__} is no function", todo="Give one, or its file.")
         path, _, entry = str(function).partition("::")
         candidates = read(Path(path).expanduser(), entry or None)
         if len(candidates) > 1:
@@ -482,7 +490,7 @@ def _imported(candidate: Candidate) -> Function:
     if not file.endswith(".py"):
         todo = "Give isolated=True, or load it yourself and give its function."
         raise TraceproofError(f"{candidate.path} is compiled: {candidate.language}", todo=todo)
-    module = ModuleType(Path(file).stem)
+    module = ModuleType(f"{Path(file).stem} (judged)")  # no name by which another module can be imported
     module.__file__ = candidate.path
     sys.modules[module.__name__] = module  # Triton and dataclasses look for it there
     exec(compile(candidate.files[file], candidate.path, "exec"), vars(module))  # noqa: S102 - its user's own code
@@ -835,6 +843,8 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     tensor = next((value for value in ordered.values() if isinstance(value, torch.Tensor)), None)
     device = "cpu" if tensor is None else tensor.device.type
     _expect_usable(tolerance=tolerance)
+    if callable(outputs):
+        raise TraceproofError(f"{name_of(outputs)} is a function, not outputs", todo="Call it, or use check().")
     DrawnCase(specification, planned, None, device, tolerance, ordered).check(outputs)
 
 
@@ -870,6 +880,8 @@ def _misfits(specification: Definition, values: Mapping[str, Any], sizes: Mappin
 def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
     """Inputs by name, without those that are None. Raises TraceproofError: unknown names, or too many inputs."""
     values = [values] if isinstance(values, torch.Tensor) else values
+    if not isinstance(values, Mapping | Sequence):
+        raise TraceproofError(f"the inputs of {of} are a {type(values).__name__}", todo="Give a list or mapping.")
     if not isinstance(values, Mapping):
         too_many = [str(place) for place in range(len(names), len(values))]
         values = dict(zip([*names, *too_many], values, strict=False))
@@ -935,14 +947,14 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     Raises:
         TraceproofError: it can not be read, called or isolated.
     """
-    strange = [f"not {name}" for name in demand if name not in PROPERTIES]
+    strange = [f"not {name}" for name in _texts(demand) if name not in PROPERTIES]
     if strange:
         raise TraceproofError(f"properties are {', '.join(PROPERTIES)}", problems=strange)
     _expect_usable(sizes=sizes, seed=seed, tolerance=tolerance)
     settings = JudgeSettings(
         sizes=_texts(sizes), seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
         tolerance=tolerance, timed=timed, whole=whole, weak=weak, gpu=_on_gpu(None),
-        demanded=(*dict.fromkeys((*DEMANDED, *demand)),),
+        demanded=(*dict.fromkeys((*DEMANDED, *_texts(demand))),),
     )  # fmt: skip
     return _certificate(_candidate_of(file), of, settings, dtype=dtype, dataset=dataset, axes=axes)[1]
 

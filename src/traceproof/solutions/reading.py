@@ -3,7 +3,7 @@
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -70,6 +70,7 @@ class Candidate:
                 todo=f"{definition.name} has the inputs {', '.join(definition.inputs)}: take these and return the "
                 f"outputs, or take the outputs {', '.join(definition.outputs)} after them and write to them.",
             )
+        expect_order(found.parameters, definition, f"{self.path}: {self.entry}")
         return replace(self, destinations=inputs not in found.positional)
 
     @property
@@ -105,6 +106,14 @@ class Candidate:
             if path.endswith(".py")
             for refusal in policy.check(text, rules)
         ]
+
+
+def expect_order(parameters: Sequence[str], definition: Definition, function: str) -> None:
+    """Raise TraceproofError if the first parameters are named as the inputs, but in another order."""
+    first, inputs = parameters[: len(definition.inputs)], [*definition.inputs]
+    if [*first] != inputs and {*first} == {*inputs}:
+        what = f"{function} takes the inputs of {definition.name} in another order"
+        raise TraceproofError(what, todo=f"They are given by place: {', '.join(inputs)}.")
 
 
 def read(where: Path, entry: str | None = None) -> list[Candidate]:
