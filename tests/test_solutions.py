@@ -135,6 +135,14 @@ def test_several_files_and_a_named_function(judge: SolutionJudge, tmp_path: Path
     assert judge.reasons(found, NAME) == []
 
 
+def test_a_source_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    text = _solution("broken", NAME, {"main.py": "def run(x, weight)\n    return x\n"})
+    (tmp_path / "broken.json").write_text(text, encoding="utf-8")
+    [found] = read(tmp_path)
+    assert not found.imported
+    assert [str(refusal) for _, refusal in found.refusals] == ["line 1, column 19: syntax: not Python: expected ':'"]
+
+
 def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> None:
     said = [str(one) for _, one in candidate("one", f"import gc\n{RETURNS}").refusals]
     assert len(said) == 1

@@ -64,13 +64,17 @@ class Function:
         return tuple(name for name in self.parameters if name not in self.defaulted)
 
 
+def body_of(source: object) -> list[ast.stmt]:
+    """The top-level statements of a source; [] if it is no Python."""
+    try:
+        return ast.parse(source).body if isinstance(source, str) else []
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
 def _functions(source: object) -> dict[str, ast.FunctionDef]:
     """The top-level functions of a source, by name; {} if it is no Python."""
-    try:
-        body = ast.parse(source).body if isinstance(source, str) else []
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        body = []
-    return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    return {node.name: node for node in body_of(source) if isinstance(node, ast.FunctionDef)}
 
 
 def number_defaults(source: object) -> dict[str, int]:

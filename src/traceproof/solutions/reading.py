@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.dialects import entry_of
+from traceproof.dataset.dialects import body_of, entry_of
 from traceproof.dataset.records import Language, Solution
 from traceproof.dataset.tree import explain, strict_json
 from traceproof.digests import digest_json
@@ -291,9 +291,9 @@ def _language(text: str, function: str) -> Language:
 
 
 def _imported(text: str) -> set[str]:
-    """Names of the packages that a module imports."""
+    """Names of the packages that a module imports; none if it is no Python, which the policy refuses."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.Module(body_of(text), [])):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
