@@ -120,7 +120,8 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
     with paused_collection():
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
         groups = selected(tree, selection)
-        if any(_asks_torch(tree.definitions[name].definition) for names in groups.values() for name in names):
+        definitions = (tree.definitions[name].definition for names in groups.values() for name in names)
+        if any(_asks_torch(*kind) for kind in {(one.op_type, one.dialect) for one in definitions}):
             import torch  # noqa: F401 - takes seconds, and more memory than planning a definition may
         # A selection of cases is planned each time, since planning also checks it.
         common = [code, selection.model_dump(), str(tree.root)] if code and not selection.cases else []
@@ -141,10 +142,10 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         return index
 
 
-def _asks_torch(definition: Definition) -> bool:
+def _asks_torch(op_type: str, dialect: Dialect) -> bool:
     """Whether planning may use PyTorch: to see which dtypes it has, and as ops of other packages please."""
-    file = registry.file_of(definition.op_type)
-    return definition.dialect is not Dialect.PUBLISHED or (file is not None and SOURCE not in file.parents)
+    file = registry.file_of(op_type)
+    return dialect is not Dialect.PUBLISHED or (file is not None and SOURCE not in file.parents)
 
 
 def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
