@@ -33,6 +33,7 @@ Rows = list[dict[str, Any]]
 def _interpreter() -> Pool:
     """Workers for untrusted code, of an interpreter that lasts as long as this process."""
     pool = untrusted_pool()
+    pool.python = forked.interpreter()
     atexit.register(pool.close)
     return pool
 

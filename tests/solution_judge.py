@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import forked
 from pipeline import borrowed
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.run.schema import PlannedCase
+from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import JudgeSettings, SolutionTrial, objections
@@ -28,6 +31,11 @@ LIMITS = Limits(seconds=300.0, setup_seconds=300.0, memory_bytes=2 << 30)
 def candidate(name: str, text: str, *, destinations: bool | None = None) -> Candidate:
     """A solution in one Python file, entry point `run`."""
     return Candidate(name=name, path=f"{name}.py", destinations=destinations, files={"main.py": text})
+
+
+def forked_environment(**given: Any) -> Environment:  # noqa: ANN401 - fields
+    """What judges isolated solutions, with an interpreter that has imported PyTorch."""
+    return Environment(**given | {"python": forked.interpreter()})
 
 
 @dataclass(frozen=True, eq=False)

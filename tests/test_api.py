@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
+from solution_judge import forked_environment
 from torch.nn import functional
 
 import traceproof
@@ -355,6 +357,7 @@ def test_a_file_may_have_the_name_of_a_module(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_is_judged_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "Environment", forked_environment)
     file = tmp_path / "mine.py"
     source = "import torch\n\n\ndef run(hidden_states, weight):\n    x = hidden_states.float()\n"
     source += "    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)\n"
@@ -598,9 +601,10 @@ def test_needs_gpu(case, tmp_path):
 """
 
 
-def ran(folder: Path, *options: str) -> str:
+def ran(folder: Path, *options: str, python: str | None = None) -> str:
     """What pytest says of the tests in a folder."""
-    command = [sys.executable, "-m", "pytest", "-p", "traceproof.pytest_plugin", "-p", "no:cacheprovider", "-rfEs"]
+    python = python or forked.interpreter()
+    command = [python, "-m", "pytest", "-p", "traceproof.pytest_plugin", "-p", "no:cacheprovider", "-rfEs"]
     command += ["--rootdir", str(folder)]
     source = str(Path(__file__).parents[1] / "src")
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": ""}
@@ -634,7 +638,7 @@ def test_it_imports_nothing_where_no_test_has_the_mark(tmp_path: Path) -> None:
     names = "{'torch', 'pydantic', 'traceproof.api'}"
     text = f"import sys\n\n\ndef test_nothing():\n    assert not {names} & sys.modules.keys()\n"
     (tmp_path / "test_other.py").write_text(text, encoding="utf-8")
-    assert "1 passed" in ran(tmp_path)
+    assert "1 passed" in ran(tmp_path, python=sys.executable)
 
 
 @pytest.mark.parametrize(

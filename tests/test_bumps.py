@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import forked
 import pytest
 from packaging.version import Version
 from pipeline import row as row_of
-from repository import Ran, Repository
+from repository import PROGRAMS, Ran, Repository
 from ruamel.yaml import YAML
 from source_remotes import Upstream
 
@@ -397,7 +396,7 @@ def repository(tmp_path: Path) -> Repository:
     copy = Repository.copy(tmp_path)
     program = tmp_path / "bin" / "traceproof"
     program.parent.mkdir()
-    program.write_text(PROGRAM.format(python=sys.executable))
+    program.write_text(PROGRAM.format(python=forked.interpreter(PROGRAMS)))
     program.chmod(0o755)
     return copy
 

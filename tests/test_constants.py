@@ -11,12 +11,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import definitions
+import forked
 import op_support as ops
 import pytest
 import torch
@@ -475,9 +475,8 @@ print(*(subject.ruling("y", outputs).verdict for outputs in (right, wrong)))
 def said(program: str, *folders: Path) -> list[str]:
     """The lines that a program prints, which imports from some folders."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SRC, *folders)))}
-    ran = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
-    )
+    command = [forked.interpreter(), "-c", program]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     return ran.stdout.splitlines()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from repository import DEFINITIONS, ROOT, Ran, Repository
+from repository import DEFINITIONS, PROGRAMS, ROOT, Ran, Repository
 
 from traceproof.api import forms
 
@@ -35,7 +35,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
         folder.mkdir(parents=True)
     text = (DEFINITIONS / "rmsnorm" / "rmsnorm_h96.json").read_text(encoding="utf-8").replace("96", "4096")
     (root / place / "definitions" / "rmsnorm" / "rmsnorm_h4096.json").write_text(text)
-    (root / ".venv" / "bin" / "activate").write_text(f'traceproof() {{ {sys.executable} -m traceproof "$@"; }}\n')
+    program = forked.interpreter(PROGRAMS)
+    (root / ".venv" / "bin" / "activate").write_text(f'traceproof() {{ {program} -m traceproof "$@"; }}\n')
     return copy
 
 

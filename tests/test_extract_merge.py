@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import forked
 import pytest
 from extract_support import GOLDEN, golden, named, reading_of, uses_of
 from repository import Repository, own_dataset
@@ -309,7 +310,8 @@ def stand_in(folder: Path) -> Path:
 
 
 def settings(folder: Path) -> ExtractionSettings:
-    return ExtractionSettings(environment=ReaderEnvironment(stand_in(folder)), torch_python=Path(sys.executable))
+    torch = Path(forked.interpreter())
+    return ExtractionSettings(environment=ReaderEnvironment(stand_in(folder)), torch_python=torch)
 
 
 def extracted(folder: Path, dataset: Path, *, tp: int = 4) -> Path:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import forked
 import pytest
 import stacks as script
 from definitions import write_files
@@ -137,7 +138,7 @@ def test_the_record_goes_by_what_the_package_holds(tmp_path: Path, monkeypatch: 
     checkout = write_files(
         tmp_path / "checkout", {"sglang/__init__.py": "", "sglang/srt/norm.py": "EPS = 1\n", "README.md": "a"}
     )
-    stack = Installation.at("sglang", sys.executable)
+    stack = Installation.at("sglang", forked.interpreter())
     monkeypatch.chdir(ROOT)
 
     def digest(**files: str) -> str:

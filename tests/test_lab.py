@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import definitions as small
+import forked
 import op_support as ops
 import pytest
 import torch
@@ -434,16 +435,8 @@ def test_what_compute_sanitizer_finds_is_told(text: str, code: int, tmp_path: Pa
     program.write_text(SANITIZER.format(kernel=kernel), encoding="utf-8")
     program.chmod(0o755)
     script = Path(sanitize.__file__)
-    command = [
-        sys.executable,
-        str(script),
-        str(kernel),
-        "--definition",
-        "rmsnorm_h96",
-        "--dataset",
-        str(ops.ROOT.parent),
-    ]
-    command += ["--sanitizer", str(program)]
+    command = [forked.interpreter(), str(script), str(kernel), "--definition", "rmsnorm_h96"]
+    command += ["--dataset", str(ops.ROOT.parent), "--sanitizer", str(program)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == code, ran.stderr
     assert f"6 calls, memcheck: ERROR SUMMARY: {code} error" in ran.stdout

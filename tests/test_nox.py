@@ -122,7 +122,7 @@ def test_a_job_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in HUB_TOKENS:
         monkeypatch.setenv(name, TOKEN)
     seen, python = tmp_path / "seen.json", tmp_path / "python"
-    python.write_text(LOOKS.format(python=sys.executable, seen=str(seen)))
+    python.write_text(LOOKS.format(python=forked.interpreter(), seen=str(seen)))
     python.chmod(0o755)
     (tmp_path / "repository").mkdir()
     repository = Repository.copy(

@@ -11,7 +11,7 @@ import torch
 
 import traceproof
 from traceproof import TraceproofError
-from traceproof.solutions import suites
+from traceproof.solutions import judging, suites
 from traceproof.solutions.judging import target_of
 from traceproof.solutions.reading import read, without_tests
 
@@ -48,6 +48,13 @@ def get_inputs():
 def get_init_inputs():
     return [dim]
 """
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from solution_judge import forked_environment  # this file is judged, too, as what a solution may import
+
+    monkeypatch.setattr(judging, "Environment", forked_environment)
 
 
 def written(file: Path, text: str) -> Path:

@@ -6,13 +6,12 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import forked
 import pytest
-from repository import Ran, Repository, changed, own_dataset
+from repository import PROGRAMS, Ran, Repository, changed, own_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -173,9 +172,8 @@ def test_a_wrong_reference_is_a_finding_of_that_definition_alone_until_it_is_put
 def test_a_name_as_an_argument_has_its_own_folder_and_json_is_alone_on_stdout_and_force_runs_it_again(
     own: Repository,
 ) -> None:
-    command = [
-        sys.executable, "-m", "traceproof", "verify", "--cores", "1", *SELECTED, "--json", "-", "--", "--quiet",
-    ]  # fmt: skip
+    command = [forked.interpreter(PROGRAMS), "-m", "traceproof", "verify", "--cores", "1", *SELECTED]
+    command += ["--json", "-", "--", "--quiet"]
     done = subprocess.run(command, cwd=own.root, env=own.environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["definitions"]) == {"gemm_n96_k160"}

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from definitions import rmsnorm, write, write_files
 from pipeline import Rows, Run, verdicts
@@ -250,7 +251,7 @@ def test_each_protection_needs_one_of_its_layers_of_isolation() -> None:
 def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path) -> None:
     write(tmp_path / "dataset", rmsnorm("alpha"))
     with untrusted_pool() as bare, pytest.MonkeyPatch.context() as patch:
-        bare.without = NOTHING
+        bare.python, bare.without = forked.interpreter(), NOTHING
         patch.setattr("pipeline._interpreter", lambda: bare)
         run = Run(tmp_path / "dataset", tmp_path / "results", selection=SELECTION, limits=LIMITS)
         (row,) = run.verify()["alpha"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from definitions import write
@@ -160,14 +160,15 @@ def test_another_order_of_summation_changes_rounding_and_nothing_else() -> None:
 
 def test_following_imports_no_compiler() -> None:
     program = (
-        "import sys, torch\n"
+        "import sys, torch, warnings\n"
+        "warnings.simplefilter('error', UserWarning)\n"
         "from traceproof.run import shadow\n"
         "x = torch.linspace(-3, 3, 96).bfloat16()\n"
         "def gated(x): return torch.nn.functional.silu(x.float() * 1.1).to(torch.bfloat16)\n"
         "for mode in sys.argv[1:]: shadow.run(mode, gated, [x], lambda y: [('y', y)])\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", program, FLOAT64, OTHER_ORDER], check=True)
+    subprocess.run([forked.interpreter(), "-c", program, FLOAT64, OTHER_ORDER], check=True)
 
 
 LIMITS = Limits(seconds=300.0, setup_seconds=300.0)

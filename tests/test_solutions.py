@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from definitions import rmsnorm, write
 from solution_judge import DATASET, LIMITS, SolutionJudge, candidate, solution_judge
@@ -160,7 +161,10 @@ def process() -> Iterator[Judge]:
 def _judged(process: Judge, source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
-    settings = JudgeSettings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
+    python, hidden = forked.interpreter(), (str(tmp_path),)
+    settings = JudgeSettings(
+        python=python, whole=whole, sizes=("small",), hidden_seed=5, conceal=hidden, weak=True
+    )
     with target_of(NAME, DATASET) as target:
         return process.judged(found, target, settings, repeat="traceproof judge mine.py")
 
@@ -348,7 +352,7 @@ def test_a_session_judges_by_the_configuration_and_writes_certificates(tmp_path:
         {
             "dataset": {"path": str(root)},
             "test_sizes": ["small"],
-            "stacks": {"torch": {"python": sys.executable}},
+            "stacks": {"torch": {"python": forked.interpreter()}},
             "allow_weak_isolation": True,
         }
     )

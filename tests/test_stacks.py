@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from traceproof.config import Config
@@ -98,7 +99,7 @@ def test_another_pin_is_said_unless_its_source_is_chosen(tmp_path: Path, pin: di
 
 @pytest.mark.slow
 def test_a_probe_says_what_keys_outputs_and_nothing_of_the_machine() -> None:
-    here = Installation("torch", None, sys.executable)
+    here = Installation("torch", None, forked.interpreter())
     found = probe(here, root=ROOT)
     assert found["versions"]["torch"]
     assert found["device_type"] in {"cpu", "cuda"}

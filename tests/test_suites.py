@@ -8,8 +8,10 @@ import sys
 from itertools import combinations, product
 from pathlib import Path
 
+import forked
 import pytest
 from definitions import GOOD, rmsnorm, write, write_files
+from repository import PROGRAMS
 from source_remotes import Upstream
 
 from traceproof.audit import audit
@@ -111,7 +113,7 @@ def test_the_command_gives_exit_codes(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
     (folder / "test_x.py").write_text(RIGHT)
-    command = [sys.executable, "-m", "traceproof", "audit-tests", str(folder)]
+    command = [forked.interpreter(PROGRAMS), "-m", "traceproof", "audit-tests", str(folder)]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     (folder / "test_x.py").write_text("def test_a():\n    print(1)\n")
     assert subprocess.run(command, check=False, capture_output=True).returncode == 1
@@ -304,7 +306,7 @@ def test_a_hard_coded_device_or_platform_is_found_in_tests(tmp_path: Path, line:
 def test_the_command_gives_exit_codes_and_json(tmp_path: Path) -> None:
     path, told = tmp_path / "kernels.py", tmp_path / "out.json"
     path.write_text(HEAD + SIGNATURE + PLANTED_KERNELS["KL104"]["a bare program id"])
-    command = [sys.executable, "-m", "traceproof", "lint-kernels", str(path), "--json", str(told)]
+    command = [forked.interpreter(PROGRAMS), "-m", "traceproof", "lint-kernels", str(path), "--json", str(told)]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 1
     (finding,) = json.loads(told.read_text())["findings"]
     line = path.read_text().splitlines()[finding["line"] - 1]

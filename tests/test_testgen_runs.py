@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import forked
@@ -200,7 +199,7 @@ def test_the_command_that_is_printed_works_as_it_stands(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, config = run.configured()
-    torch = config.stacks["torch"].model_copy(update={"python": Path(sys.executable)})
+    torch = config.stacks["torch"].model_copy(update={"python": Path(forked.interpreter())})
     stacks = config.stacks.model_copy(update={"torch": torch})
     monkeypatch.setattr(run, "configured", lambda **_: (root, config.model_copy(update={"stacks": stacks})))
     given = ["--definitions-dir", str(dataset), "--output-dir", str(tmp_path / "a b")]  # all that are there

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from definitions import rmsnorm
 from worker_misdeeds import ENDED
@@ -346,7 +347,7 @@ with Engine(EngineSettings(environments={one.name: one for one in environments})
 @pytest.mark.slow
 def test_workers_of_the_interpreter_that_asks_are_forked(tmp_path: Path) -> None:
     given = json.dumps(rmsnorm("alpha"))
-    command = [sys.executable, "-c", PREPARED, str(tmp_path)]
+    command = [forked.interpreter(), "-c", PREPARED, str(tmp_path)]
     done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "['fla', 'torch'] {True}\n"
 
