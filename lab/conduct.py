@@ -197,8 +197,7 @@ def as_kernel(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:
     candidate = Candidate(name="wrong", path="main.py", destinations=False, files={"main.py": one.text})
     with SolutionRun.of(definition, candidate, given, engine.untrusted) as run:
         trial = tried(run, cases, whole=False)
-    needed = [spec for spec in definition.outputs.values() if not spec.optional]
-    return next(iter(objections(trial, len(needed))), "")[:90]
+    return next(iter(objections(trial, definition)), "")[:90]
 
 
 def main() -> int:

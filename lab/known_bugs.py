@@ -206,7 +206,6 @@ def judged(name: str, given: JudgeSettings) -> list[Judged]:
     torch.set_num_threads(1)
     definition, cases = planned(name, given)
     answers, found = known(definition), []
-    needed = [spec for spec in definition.outputs.values() if not spec.optional]
     with pool(gpu=given.gpu) as workers:
         subjects = [solve(definition, case.case) for case in cases if case.skip is None]
         plain = [answers[0][0].make(subject) for subject in subjects]
@@ -217,7 +216,7 @@ def judged(name: str, given: JudgeSettings) -> list[Judged]:
             with SolutionRun.of(definition, solution(definition, answer.name), given, workers) as run:
                 trial = tried(run, cases, whole=not wrong)
             seen = {str(row.reason) for row in trial.rows if row.bad} | {p.name for p in trial.properties if p.bad}
-            outcome = REFUSED if [*objections(trial, len(needed))] else ACCEPTED
+            outcome = REFUSED if [*objections(trial, definition)] else ACCEPTED
             found.append(Judged(answer.name, wrong, outcome, ", ".join(sorted(seen))))
     return found
 

@@ -70,7 +70,7 @@ class SolutionJudge:
     def reasons_of(self, trial: SolutionTrial, definition: str) -> list[str]:
         """Why what came of it is no acceptance."""
         found, _ = self.planned(definition)
-        return list(objections(trial, len(found.outputs)))
+        return list(objections(trial, found))
 
 
 @contextmanager

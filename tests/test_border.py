@@ -62,6 +62,8 @@ SAID = {
     "outputs_twice": "answer | {'outputs': answer['outputs'] * 2}",
     "dtype_unknown": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'float7'}]}",
     "dtype_no_dtype": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'tensor'}]}",
+    "dtype_without_numbers": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'quint4x2'}]}",
+    "shape_beyond_strides": "answer | {'outputs': [answer['outputs'][0] | {'shape': [0, 1 << 39, 1 << 24]}]}",
     "shape_giant": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1 << 39, 1 << 39]}]}",
     "name_a_surrogate": "answer | {'outputs': [answer['outputs'][0] | {'name': chr(0xD800)}]}",
     "an_endless_number": "10 ** 3000",

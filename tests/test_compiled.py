@@ -17,7 +17,7 @@ from traceproof.run.case import solve
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, FOLDER
 from traceproof.run.untrusted import CallError
 from traceproof.run.workers import untrusted_pool
-from traceproof.sandbox import Reply, Status
+from traceproof.sandbox import MIB, Reply, Status
 from traceproof.sandbox.isolation import HOLDS
 from traceproof.sandbox.model import TRITON
 from traceproof.solutions.judging import compile_launcher
@@ -117,7 +117,7 @@ def test_a_worker_finds_what_the_first_compiled_and_nothing_that_another_left() 
             os.mkfifo(scratch / FOLDER / "pipe")
             (scratch / ".cache").symlink_to("/etc")
             (scratch / "answer").write_text("5", encoding="utf-8")
-            files.keep(scratch)
+            files.keep(scratch, MIB)
         for _ in range(2):
             with files.restored() as again:
                 assert again == scratch
@@ -139,10 +139,20 @@ def test_compiled_files_that_can_not_be_copied_are_compiled_again() -> None:
                 os.close(deepest)
                 deepest = deeper
             os.close(deepest)
-            files.keep(scratch)
+            files.keep(scratch, MIB)
         assert _listed(files.kept) == []
         with files.restored() as scratch:
             assert _listed(scratch) == []
+
+
+def test_files_with_holes_count_by_their_size() -> None:
+    with CompiledFiles.new() as files, files.restored() as scratch:
+        (scratch / FOLDER).mkdir()
+        for name in ("a", "b"):
+            (scratch / FOLDER / name).touch()
+            os.truncate(scratch / FOLDER / name, 3 * MIB)
+        files.keep(scratch, 5 * MIB)
+        assert _listed(files.kept) == []
 
 
 def _listed(folder: Path) -> list[str]:

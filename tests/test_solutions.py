@@ -21,11 +21,13 @@ from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops.families import sampler
+from traceproof.reasons import Verdict
 from traceproof.run import runner
 from traceproof.solutions.judging import Judge, blocked, target_of
 from traceproof.solutions.reading import Candidate, read
-from traceproof.solutions.records import Certificate, JudgeSettings
+from traceproof.solutions.records import Certificate, JudgeSettings, SolutionRow, SolutionTrial, objections
 from traceproof.solutions.render import as_json, page, table
+from traceproof.solutions.trial import bad
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 NAME = "rmsnorm_h96"
@@ -319,6 +321,7 @@ def without_oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solutio
     root = tmp_path_factory.mktemp("mysteries")
     write(root, _mystery("mystery_d32", "x.sum(1)"))
     write(root, _mystery("noisy_d32", "x.sum(1) + torch.rand(1)"))
+    write(root, _mystery("odd_d32", "x.sum(1)") | {"op_type": "rmsnorm"})
     with solution_judge(tmp_path_factory.mktemp("judging"), dataset=root) as found:
         yield found
 
@@ -329,6 +332,21 @@ def test_without_an_oracle_the_references_shadow_says_what_is_right(
 ) -> None:
     source = f"def run(x):\n    return {kernel}\n"
     assert (without_oracle.reasons(candidate("one", source), "mystery_d32") == []) is accepted
+
+
+def test_a_form_that_its_op_does_not_know_is_judged_by_the_shadow_too(without_oracle: SolutionJudge) -> None:
+    trial = without_oracle.trial(candidate("one", "def run(x):\n    return x.sum(1)\n"), "odd_d32")
+    assert (trial.against, bad(trial.rows)) == ("shadow", [])
+
+
+def test_an_output_that_passes_stands_for_no_other_one() -> None:
+    spec = {"shape": ["n"], "dtype": "float32"}
+    two = Definition.model_validate(_mystery("two_d32", "x, x") | {"outputs": {"y": spec, "places": spec}})
+    row: dict[str, Any] = {"case": "small-0", "size": "small", "seed": 0, "axes": {}}
+    rows = [SolutionRow(**row, output=name, verdict=Verdict.PASS) for name in ("y", "state")]
+    rows.append(SolutionRow(**row, output="places", verdict=Verdict.SKIP, message="no oracle"))
+    trial = SolutionTrial(rows=tuple(rows), properties=(), precision=())
+    assert [*objections(trial, two)] == ["not judged: no oracle"]
 
 
 def test_what_nobody_can_judge_is_not_accepted(without_oracle: SolutionJudge) -> None:

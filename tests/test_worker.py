@@ -77,6 +77,8 @@ def test_a_session_that_is_interrupted_from_another_thread_starts_no_further_wor
         ({"do": "flood"}, Status.OUTPUT, "printed more than"),
         ({"do": "fill", "count": 5 * MIB}, Status.OUTPUT, "the limit is"),
         ({"do": "forge"}, Status.CRASH, "can not be read"),
+        ({"do": "say", "status": "isolation"}, Status.CRASH, "can not be read"),
+        ({"do": "say", "status": "refused"}, Status.CRASH, "can not be read"),
     ],
     ids=lambda value: value.get("do") if isinstance(value, dict) else "",
 )

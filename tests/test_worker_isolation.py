@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -10,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -139,6 +141,43 @@ def test_no_process_is_left_behind(workers: Workers) -> None:
     assert ended(marker)
 
 
+def test_other_processes_can_not_be_changed(workers: Workers) -> None:
+    if not workers.has("system_calls"):
+        pytest.skip("no filter of system calls")
+    column = MACHINES.index(kernel.MACHINE)
+    limits, policy = (kernel.ON_PROCESSES[0][name][column] for name in ("prlimit64", "sched_setscheduler"))
+    with subprocess.Popen(["/bin/sleep", "infinity"]) as other:
+        pid = 1 if workers.has("process") else other.pid  # its guard, or whatever else runs here
+        calls = {"limits": [limits, pid, 7, 0, 0], "priority": [policy, pid, 5, 0]}
+        (itself, *tried) = workers.run(
+            {"do": "system_call", "number": limits, "arguments": [0, 7, 0, 0]},
+            *({"do": "system_call", "number": number, "arguments": rest} for number, *rest in calls.values()),
+            {"do": "signal_by_a_file", "pid": pid},
+        )
+        other.kill()
+    assert itself.value == 0
+    assert [one.value for one in tried] == [EPERM] * 3
+
+
+def test_the_modes_of_this_user_s_files_stay(workers: Workers, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    (changed,) = workers.run({"do": "change_mode", "path": str(secret)})
+    guarded = workers.has("files", "landlock")
+    assert (changed.status is Status.ERROR) is guarded
+    assert (secret.stat().st_mode & 0o777 == 0o600) is guarded
+
+
+@pytest.mark.parametrize("kind", ["with a path", "abstract"])
+def test_a_socket_of_this_machine_is_out_of_reach(workers: Workers, kind: str, tmp_path: Path) -> None:
+    name = str(tmp_path / "socket") if kind == "with a path" else f"@{uuid.uuid4().hex}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name.replace("@", "\0", 1))
+        server.listen()
+        (tried,) = workers.run({"do": "connect_to", "name": name})
+    assert (tried.status is Status.ERROR) is workers.has("files", "system_calls"), tried
+
+
 def test_no_processes_allowed_means_none(workers: Workers) -> None:
     limits = Limits(processes=0)
     forked, ran = workers.run({"do": "fork_quietly"}, {"do": "run_program"}, limits=limits)
@@ -250,7 +289,9 @@ def of(machine: str, numbers: kernel.Numbers) -> int:
 def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bool) -> None:  # noqa: FBT001 - a parameter
     code = kernel.filter_program(machine, processes=True, only_signal=None, gpu=gpu)
     refused = {number for numbers in kernel.REFUSED.values() if (number := numbers[MACHINES.index(machine)])}
-    refused |= set() if gpu else {of(machine, kernel.MEMFD_CREATE)}
+    refused |= (
+        set() if gpu else {of(machine, one) for one in (kernel.MEMFD_CREATE, kernel.SENDMSG, kernel.SENDMMSG)}
+    )
     special = {of(machine, kernel.CLONE3), of(machine, kernel.SOCKET)}
     for number in range(500):
         if number not in special:
@@ -268,10 +309,16 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bo
         (kernel.SOCKET, 0, 16, EPERM),  # AF_NETLINK
         (kernel.CLONE, 0, 17, ALLOWED),  # fork: SIGCHLD
         (kernel.CLONE, 0, 0x10000000 | 17, EPERM),  # CLONE_NEWUSER
+        (kernel.CLONE, 0, 0x3D0F00, ALLOWED),  # pthread_create's flags
+        (kernel.CLONE, 0, 0x3D0F00 & ~kernel.CLONE_FILES, EPERM),
         (kernel.IOCTL, 1, 0x5401, ALLOWED),  # TCGETS: is it a terminal
         (kernel.IOCTL, 1, kernel.TIOCSTI, EPERM),
         (kernel.PRCTL, 0, 15, ALLOWED),  # PR_SET_NAME
         (kernel.PRCTL, 0, 1, EPERM),  # PR_SET_PDEATHSIG
+        (kernel.PRCTL, 0, kernel.PR_SET_DUMPABLE, EPERM),
+        (kernel.FCNTL, 1, kernel.F_SETOWN, EPERM),
+        (kernel.ON_PROCESSES[1]["setpriority"], 1, 0, ALLOWED),
+        (kernel.ON_PROCESSES[1]["setpriority"], 1, 5, EPERM),
         (kernel.MMAP, 3, 0x22, ALLOWED),  # private
         (kernel.MMAP, 3, 0x01, ALLOWED),  # of a file
         (kernel.MMAP, 3, 0x4021, EPERM),
@@ -408,8 +455,61 @@ def files_in_memory() -> None:
 
 
 @bomb
+def semaphores() -> None:
+    """Sets of 32,000, each of which has 2 MiB in the kernel."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for _ in range(1000):
+        if libc.semget(0, 32_000, 0o600) < 0:
+            raise OSError(ctypes.get_errno(), "semget")
+
+
+@bomb
+def messages() -> None:
+    """Queues of 16 KiB that nobody reads."""
+    libc, message = ctypes.CDLL(None, use_errno=True), struct.pack("l8000x", 1)
+    for _ in range(32_000):
+        queue = libc.msgget(0, 0o600)
+        if queue < 0:
+            raise OSError(ctypes.get_errno(), "msgget")
+        for _ in range(2):
+            libc.msgsnd(queue, message, 8000, 0)
+
+
+@bomb
+def sockets_in_flight() -> None:
+    """Sockets with full buffers that were sent, and are in no process's table."""
+    channels = [socket.socketpair() for _ in range(10)]
+    for channel, _ in channels * 100:
+        one, other = socket.socketpair()
+        one.settimeout(0)
+        with one, other:
+            with suppress(BlockingIOError):
+                while True:
+                    one.send(bytes(PAGE * 8))
+            socket.send_fds(channel, [b"x"], [other.fileno()])
+
+
+@bomb
+def main_threads_that_ended() -> None:
+    """Memory of processes whose main threads, of which status and files are those of a process, have ended."""
+
+    def take() -> None:
+        held = [b"1" * (16 * MIB) for _ in range(10)]
+        time.sleep(5)
+        os._exit(len(held))
+
+    for _ in range(3):
+        if os.fork() == 0:
+            threading.Thread(target=take).start()
+            ctypes.CDLL(None).syscall(60 if kernel.MACHINE == X86_64 else 93, 0)  # ends this thread alone
+    while True:
+        os.wait()
+
+
+@bomb
 def socket_buffers() -> None:
-    """2 GiB in the buffers of sockets that nobody reads."""
+    """2 GiB in the buffers of sockets that nobody reads, in processes that nobody may look into."""
+    ctypes.CDLL(None).prctl(kernel.PR_SET_DUMPABLE, 0, 0, 0, 0)
     for _ in range(8):
         if os.fork() == 0:
             with ExitStack() as held, suppress(OSError):
@@ -454,6 +554,56 @@ def test_a_bomb_ends_its_own_worker_in_a_typed_error(whole: Workers, name: str) 
         assert reply.status in {Status.MEMORY, Status.ERROR}, reply.message
         assert reply.status is not Status.ERROR or "Error: [Errno" in reply.message
         assert beside.ask({"do": "echo", "value": 2}).value == 2
+
+
+def removed(count: int) -> list[int]:
+    """Open files of 16 MiB that have no name any more."""
+    held = []
+    for number in range(count):
+        held.append(os.open(str(number), os.O_RDWR | os.O_CREAT))
+        Path(str(number)).unlink()
+        os.write(held[-1], bytes(16 * MIB))
+    return held
+
+
+def removed_and_mapped(count: int) -> None:
+    libc = ctypes.CDLL(None)
+    for file in removed(count):
+        libc.mmap(None, ctypes.c_size_t(PAGE), 1, 1, file, ctypes.c_long(0))
+        os.close(file)
+
+
+def deep(count: int) -> None:
+    """Files behind a path that is longer than a path may be."""
+    for _ in range(20):
+        Path("x" * 250).mkdir()
+        os.chdir("x" * 250)
+    for number in range(count):
+        Path(str(number)).write_bytes(bytes(16 * MIB))
+
+
+HIDDEN: dict[str, Callable[[int], object]] = {one.__name__: one for one in (removed, removed_and_mapped, deep)}
+
+
+def hidden(payload: str, scratch: Path) -> Callable[[Any], object]:
+    """For a worker: its items leave files where a walk of the folder does not find them."""
+    del scratch
+
+    def handler(_: object) -> None:
+        kept = HIDDEN[payload](8)
+        time.sleep(ENDED)
+        del kept
+
+    return handler
+
+
+@pytest.mark.parametrize("name", sorted(HIDDEN))
+def test_files_that_are_hidden_from_a_walk_count(name: str) -> None:
+    limits = Limits(seconds=30, file_bytes=32 * MIB)
+    workers = Workers("untrusted")
+    setup = "test_worker_isolation:hidden"
+    with workers.pool, workers.pool.session(setup=setup, payload=name, limits=limits) as session:
+        assert session.ask({}).status is Status.OUTPUT
 
 
 def test_a_definition_of_nothing_but_timeouts_costs_at_most_three_limits(

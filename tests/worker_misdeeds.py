@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import json
 import mmap
 import os
 import signal
 import socket
+import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -216,6 +220,38 @@ class Deeds:
     def new_user_namespace(self) -> int:
         libc = ctypes.CDLL(None, use_errno=True)
         return 0 if libc.unshare(0x10000000) == 0 else ctypes.get_errno()
+
+    def system_call(self, number: int, arguments: list[int]) -> int:
+        """0, or the error of a system call with numbers as arguments."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        words = [ctypes.c_long(word) for word in (number, *arguments)]
+        return 0 if libc.syscall(*words) >= 0 else ctypes.get_errno()
+
+    def signal_by_a_file(self, pid: int) -> int:
+        """Have the kernel signal a process about a file; returns the error."""
+        try:
+            fcntl.fcntl(0, fcntl.F_SETOWN, pid)
+        except OSError as error:
+            return int(error.errno or 0)
+        return 0
+
+    def change_mode(self, path: str) -> None:
+        Path(path).chmod(0o777)
+
+    def connect_to(self, name: str) -> None:
+        """Connect to a Unix socket; @ before its name stands for an abstract one."""
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(name.replace("@", "\0", 1))
+
+    def say(self, **answer: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Answer in the worker's place."""
+        frame = sys._getframe()
+        while frame.f_code.co_name != "answer_all":
+            assert frame.f_back is not None
+            frame = frame.f_back
+        body = json.dumps({"id": frame.f_locals["request"]["id"], **answer}).encode()
+        frame.f_locals["channel"].sendall(struct.pack("!Q", len(body)) + body)
+        time.sleep(ENDED)
 
     def forge(self) -> None:
         """Write nonsense into every socket at hand, in place of the answer."""

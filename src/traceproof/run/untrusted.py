@@ -296,8 +296,12 @@ class CallMemory:
             name, dtype = names[output.index], DTYPES[output.dtype]
             if name in self.definition.outputs:
                 raw = whole(self.outputs.held)[place : place + size].clone()
-                flat = raw != 0 if dtype == torch.bool else raw.view(dtype)  # bools are bytes 0 and 1 alone
-                outputs[name] = flat.reshape(output.shape)
+                try:
+                    flat = raw != 0 if dtype == torch.bool else raw.view(dtype)  # bools are bytes 0 and 1 alone
+                    flat[:1].to(torch.float64)  # PyTorch has dtypes of which it can not read the numbers
+                    outputs[name] = flat.reshape(output.shape)
+                except RuntimeError as error:
+                    raise BorderError(f"an output {output.shape} of {output.dtype}: {error}") from error
             place += aligned(size)
         return outputs
 

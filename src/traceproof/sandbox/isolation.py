@@ -102,8 +102,11 @@ def give_up(plan: frozenset[str], seen: VisibleFiles, *, processes: bool, gpu: b
     if "system_calls" in plan:
         # Without a process namespace it could signal every process of this user, its own guard first.
         only = None if "process" in plan else os.getpid()
+        # What no other layer keeps out of reach: modes of files, and sockets that have a name.
+        beside = [*kernel.FILE_METADATA.values()] if "landlock" in plan and "files" not in plan else []
+        beside += [] if {"network", "files"} <= plan else [kernel.SOCKET]
         kernel.install_filter(
-            kernel.filter_program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu)
+            kernel.filter_program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu, beside=beside)
         )
 
 

@@ -17,9 +17,12 @@ import signal
 import stat
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from errno import ENOSYS, EPERM
+from glob import iglob
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 MOUNTS = Path("/proc/self/mountinfo")
@@ -43,6 +46,7 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 X86_64, AARCH64 = "x86_64", "aarch64"
 MACHINE = platform.machine()
 Numbers = tuple[int | None, int | None]  # of a call: x86_64's and aarch64's
+T = TypeVar("T")
 
 
 def _calls(text: str) -> dict[str, Numbers]:
@@ -194,10 +198,11 @@ NUMBER_AT, ARCH_AT, ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data
 FILTER_FLAG_SPEC_ALLOW = 1 << 2  # without it, kernels before 5.16 slow all memory access of the process
 SET_MODE_FILTER = 1
 
-CLONE_THREAD = 0x00010000
+CLONE_THREAD, CLONE_FILES = 0x00010000, 0x00000400
 CLONE_NEW = 0x7E020080  # every CLONE_NEW* flag of clone(2)
 AF_UNIX = 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
+FIOSETOWN, SIOCSPGRP, F_SETOWN, F_SETOWN_EX = 0x8901, 0x8902, 8, 15  # whom a file's events send a signal
 
 REFUSED = {
     # other processes' memory, descriptors and registers
@@ -218,7 +223,7 @@ REFUSED = {
         "keyctl 250 219, fanotify_init 300 262, lookup_dcookie 212 18, personality 135 92"
     ),
     # memory that is counted for no process
-    **_calls("shmget 29 194, memfd_secret 447 447"),
+    **_calls("shmget 29 194, msgget 68 186, semget 64 190, memfd_secret 447 447, landlock_create_ruleset 444 444"),
     # the machine
     **_calls(
         "kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, "
@@ -228,11 +233,27 @@ REFUSED = {
         "ioperm 173 -, modify_ldt 154 -"
     ),
 }
+# Calls that change a process, by the argument that names it: 0 is the caller itself.
+ON_PROCESSES = {
+    0: _calls(  # of setpriority: whether the next one names a process
+        "prlimit64 302 261, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274, "
+        "sched_setaffinity 203 122, setpriority 141 140"
+    ),
+    1: _calls("setpriority 141 140, ioprio_set 251 30"),
+}
+# Changes of files that Landlock does not keep to some folders.
+FILE_METADATA = _calls(
+    "chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, "
+    "fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, "
+    "lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, "
+    "setxattrat 463 463, removexattrat 466 466, file_setattr 469 469"
+)
 CLONE, CLONE3, FORK, VFORK = (56, 220), (435, 435), (57, None), (58, None)
 MEMFD_CREATE, MMAP = (319, 279), (9, 222)
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED and MAP_ANONYMOUS
 SETSOCKOPT, SO_SNDBUF = (54, 208), 7
-SOCKET, IOCTL, PRCTL = (41, 198), (16, 29), (157, 167)
+SENDMSG, SENDMMSG = (46, 211), (307, 269)
+SOCKET, IOCTL, FCNTL, PRCTL = (41, 198), (16, 29), (72, 25), (157, 167)
 KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
 SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
 
@@ -258,11 +279,13 @@ class FilterProgram:
             self.code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
 
     def refuse_argument(
-        self, numbers: Numbers, argument: int, value: int, *, bits: int = 0xFFFFFFFF, when: bool = True
+        self, numbers: Numbers, argument: int, *values: int, bits: int = 0xFFFFFFFF, when: bool = True
     ) -> None:
-        """Refuse a call if it is `when` that `bits` of an argument's low word are `value`."""
+        """Refuse a call if it is `when` that `bits` of an argument's low word are one of the values."""
         number = numbers[self._column]
-        if number is not None:
+        if number is None:
+            return
+        for value in values:
             self.code += [
                 (JUMP_EQUAL, 0, 5, number),
                 (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # both processors are little-endian: the low word
@@ -273,29 +296,42 @@ class FilterProgram:
             ]
 
 
-def filter_program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False) -> bytes:
+def filter_program(
+    machine: str,
+    *,
+    processes: bool,
+    only_signal: int | None,
+    gpu: bool = False,
+    beside: Iterable[Numbers] = (),
+) -> bytes:
     """The seccomp filter for a machine (x86_64 or aarch64), as bytes.
 
     Threads may always be started, processes only with `processes`. `only_signal` is the only process that may be
-    sent signals; None: any that is visible. Only with `gpu` may files in memory be made and shared memory mapped.
+    sent signals; None: any that is visible. Only with `gpu` may files in memory be made, shared memory mapped and
+    descriptors sent. `beside`: calls that are refused because no other layer makes them harmless.
     """
     built = FilterProgram(machine)
-    if not gpu:  # what is written there and unmapped counts for no process
-        built.refuse(MEMFD_CREATE)
+    if not gpu:  # what is written there and unmapped, or sent and not received, counts for no process
+        beside = (*beside, MEMFD_CREATE, SENDMSG, SENDMMSG)
         built.refuse_argument(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
-    for numbers in REFUSED.values():
+    for numbers in (*REFUSED.values(), *beside):
         built.refuse(numbers)
+    for argument, calls in ON_PROCESSES.items():
+        for numbers in calls.values():
+            built.refuse_argument(numbers, argument, 0, when=False)
     built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone
     built.refuse_argument(CLONE, 0, 0, bits=CLONE_NEW, when=False)
+    # threads with open files of their own, which a guard does not see
+    built.refuse_argument(CLONE, 0, CLONE_THREAD, bits=CLONE_THREAD | CLONE_FILES)
     if not processes:
         built.refuse_argument(CLONE, 0, 0, bits=CLONE_THREAD)
         built.refuse(FORK)
         built.refuse(VFORK)
     built.refuse_argument(SOCKET, 0, AF_UNIX, when=False)
     built.refuse_argument(SETSOCKOPT, 2, SO_SNDBUF)  # what a guard takes each to hold
-    built.refuse_argument(IOCTL, 1, TIOCSTI)
-    built.refuse_argument(IOCTL, 1, TIOCLINUX)
-    built.refuse_argument(PRCTL, 0, PR_SET_PDEATHSIG)
+    built.refuse_argument(IOCTL, 1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)
+    built.refuse_argument(FCNTL, 1, F_SETOWN, F_SETOWN_EX)
+    built.refuse_argument(PRCTL, 0, PR_SET_PDEATHSIG, PR_SET_DUMPABLE)
     if only_signal is not None:
         for call in (KILL_CALL, TGKILL, SIGQUEUE, TGSIGQUEUE):
             built.refuse_argument(call, 0, only_signal, when=False)
@@ -338,29 +374,53 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def _found(pid: int, read: Callable[[str], list[T]]) -> list[T]:
+    """What `read` finds in a process's folder of /proc; in a thread's if the main one has ended; else nothing."""
+    for folder in chain([f"/proc/{pid}"], iglob(f"/proc/{pid}/task/*")):  # noqa: PTH207
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if found := read(folder):
+                return found
+    return []
+
+
 def status_bytes(pid: int, *fields: bytes) -> int:
     """Sum of fields of a process's status, such as b"VmRSS:", in bytes; 0 if it has ended."""
-    total = 0
-    with contextlib.suppress(OSError):
-        for line in _read(f"/proc/{pid}/status").splitlines():
-            if line.startswith(fields):
-                total += int(line.split()[1]) * 1024
-    return total
+    lines = _found(pid, lambda of: [one for one in _read(f"{of}/status").splitlines() if one.startswith(fields)])
+    return sum(int(line.split()[1]) * 1024 for line in lines)
 
 
-FEW_FILES = 32  # open files of a process, up to which their kinds are not looked at
+FEW_FILES = 32  # sockets and pipes of a process, up to which they do not count
 BUFFER_BYTES = 212_992  # largest default socket buffer: net.core.wmem_default
 
 
+def _open_files(pid: int) -> Iterator[tuple[str, str]]:
+    """(path below /proc, path) of a process's open files. Raises OSError: it does not show them."""
+    for file in _found(pid, lambda of: [f"{of}/fd/{name}" for name in os.listdir(f"{of}/fd")]):  # noqa: PTH208
+        with contextlib.suppress(FileNotFoundError):  # closed by now
+            yield file, os.readlink(file)  # noqa: PTH115
+
+
 def buffer_bytes(pid: int) -> int:
-    """Upper bound of the bytes in a process's sockets and pipes; 0 if it has few open files or has ended."""
-    folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):
-        names = os.listdir(folder)  # noqa: PTH208 - called many times a second
-        if len(names) > FEW_FILES:
-            kinds = (os.readlink(f"{folder}/{name}") for name in names)  # noqa: PTH115
-            return BUFFER_BYTES * sum(kind.startswith(("socket:", "pipe:")) for kind in kinds)
-    return 0
+    """Upper bound of the bytes in a process's sockets and pipes; 0 if it has few of them. Raises the same."""
+    count = sum(path.startswith(("socket:", "pipe:")) for _, path in _open_files(pid))
+    return count * BUFFER_BYTES if count > FEW_FILES else 0
+
+
+def removed_bytes(pid: int, folder: str) -> int:
+    """Bytes on disk of a folder's removed files that a process has open; 2^62 if it has others mapped."""
+    opened: dict[int, int] = {}
+    for file, path in _open_files(pid):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(file)  # noqa: PTH116
+            opened |= (
+                {status.st_ino: 0 if status.st_nlink else status.st_blocks * 512}
+                if path.startswith(folder)
+                else {}
+            )
+    lines = _found(pid, lambda of: Path(f"{of}/maps").read_bytes().splitlines())
+    mapped = (line.split(maxsplit=5) for line in lines if line.endswith(b" (deleted)"))
+    inodes = {int(inode) for *_, inode, path in mapped if os.fsdecode(path).startswith(folder)}
+    return 1 << 62 if inodes - opened.keys() else sum(opened.values())
 
 
 def kill_all(pid: int) -> None:

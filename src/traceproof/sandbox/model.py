@@ -31,6 +31,9 @@ class Status(StrEnum):
     ISOLATION = "isolation"  # not run: it can not be isolated here, and weak isolation is not allowed
 
 
+SAID = frozenset({Status.OK, Status.ERROR, Status.MEMORY, Status.OUTPUT})  # what a worker may say of its item
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one item may use; all limits are per item but `setup_seconds`."""
@@ -65,7 +68,7 @@ class Reply:
     status: Status
     value: Any = None  # what the handler returned; None unless the status is ok
     message: str = ""  # empty if ok, else the end of a traceback, the signal, or the limit
-    seconds: float = 0.0  # in the handler; if it did not return, wall clock from outside
+    seconds: float = 0.0  # of the call, by a clock outside of its process; 0: not measured
     isolation: str = ""  # what untrusted code could reach, if isolation was incomplete; empty: nothing
 
 

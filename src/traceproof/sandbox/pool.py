@@ -28,8 +28,7 @@ from traceproof.sandbox import model
 from traceproof.sandbox.isolation import lacking
 from traceproof.text import plain_text
 
-ANSWER_SPACE = 4096  # bytes beside the value: status, message, time
-MOST_SECONDS = 1e9  # largest plausible time in an answer
+ANSWER_SPACE = 4096  # bytes beside the value: status, message
 KILL_SECONDS = 10.0  # Killing takes milliseconds; a process that hangs in a driver ends when the driver lets it.
 START_SECONDS = 180.0  # importing torch from a cold network file system
 STOP_SECONDS = 5.0
@@ -311,33 +310,35 @@ class Conversation:
         """Ask, and wait for the reply. Raises TypeError, ValueError: it is no JSON; TraceproofError: no worker."""
         identity = secrets.token_hex(8)
         request = model.encode(message | {"id": identity})
-        self._printed, started = 0, time.monotonic()
+        self._printed = 0
         self._tell(model.ITEM + str(sum(os.fstat(file).st_size for file in files)).encode())
         try:
-            answer = self._exchanged(memoryview(request), files, started + seconds)
+            answer = self._exchanged(memoryview(request), files, time.monotonic() + seconds)
         except TimeoutError:
-            return self._end(model.Status.TIMEOUT, f"not done after {seconds:g} s", started)
+            return self._end(model.Status.TIMEOUT, f"not done after {seconds:g} s")
         except model.TooLargeError as error:
-            return self._end(model.Status.OUTPUT, str(error), started)
+            return self._end(model.Status.OUTPUT, str(error))
         except model.BrokenMessageError as error:
-            return self._end(model.Status.CRASH, f"the worker's answer can not be read: {error}", started)
+            return self._end(model.Status.CRASH, f"the worker's answer can not be read: {error}")
         if answer is None and self._printed > self._limits.output_bytes:
-            return self._end(model.Status.OUTPUT, f"printed more than {self._limits.output_bytes} bytes", started)
-        return self._end(None, "", started) if answer is None else self._checked(answer, identity, started)
+            return self._end(model.Status.OUTPUT, f"printed more than {self._limits.output_bytes} bytes")
+        return self._end(None, "") if answer is None else self._checked(answer, identity)
 
-    def _checked(self, answer: Any, identity: str, started: float) -> model.Reply:  # noqa: ANN401 - any JSON value
+    def _checked(self, answer: Any, identity: str) -> model.Reply:  # noqa: ANN401 - any JSON value
         """The answer as this package's child gives it; anything else did not come from there."""
         try:
             in_turn, status = answer["id"] == identity, model.Status(answer["status"])
             told = plain_text(str(answer.get("message", "")))
-            took = min(max(float(answer.get("seconds", time.monotonic() - started)), 0.0), MOST_SECONDS)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            return self._end(model.Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        except (KeyError, TypeError, ValueError) as error:
+            return self._end(model.Status.CRASH, f"the worker's answer can not be read: {error}")
         if not in_turn:
-            return self._end(model.Status.CRASH, "the worker answered another question", started)
+            return self._end(model.Status.CRASH, "the worker answered another question")
+        if status not in model.SAID:
+            return self._end(model.Status.CRASH, f"the worker's answer can not be read: {status} is not its word")
         self._tell(model.ANSWERED)
-        value = answer.get("value") if status is model.Status.OK else None
-        return model.Reply(status=status, value=value, message=told, seconds=took)
+        return model.Reply(
+            status=status, value=answer.get("value") if status is model.Status.OK else None, message=told
+        )
 
     def _tell(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # a guard that is gone has left a report
@@ -397,15 +398,14 @@ class Conversation:
             selector.register(self._life, selectors.EVENT_READ)
             return bool(selector.select(0))
 
-    def _end(self, status: model.Status | None, message: str, started: float) -> model.Reply:
+    def _end(self, status: model.Status | None, message: str) -> model.Reply:
         """End the worker. With no status given, the guard's report decides."""
-        seconds = time.monotonic() - started
         report = self.close()
         if status is None:
             status, message = explain(report, self._limits)
         if "reason" not in report:
             message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
-        return model.Reply(status=status, message=message.lstrip("; "), seconds=seconds)
+        return model.Reply(status=status, message=message.lstrip("; "))
 
     def close(self) -> dict[str, Any]:
         """End the worker if it lives; returns the guard's report, {} if there is none."""
@@ -449,6 +449,8 @@ def explain(report: dict[str, Any], limits: model.Limits) -> tuple[model.Status,
             return model.Status.PROCESSES, f"started more than {limits.processes} processes"
         case "scratch":
             return model.Status.OUTPUT, f"wrote more than {limits.file_bytes} bytes into its scratch folder"
+        case "hidden":
+            return model.Status.OUTPUT, "kept its guard from seeing what it holds"
         case "ended":
             return model.Status.CRASH, how_it_ended(int(report["wait_status"]))
         case _:

@@ -45,6 +45,8 @@ MOST_LOOK_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 0.25  # between items, as threads of untrusted code may still run
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than reading /proc
 SCRATCH_ENTRIES = 100_000  # more files than this count as an excess by themselves
+# Fields of a process's status: its own memory, wherever that is.
+PRIVATE = (b"RssAnon:", b"VmSwap:", b"HugetlbPages:", b"VmPTE:")
 TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion has a thousand
 MESSAGE_CHARACTERS = 4000
 # Texts of allocators that are out of host or GPU memory; on a CPU PyTorch raises a plain RuntimeError.
@@ -195,7 +197,8 @@ def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> N
     try:
         isolation.leave(spec.plan, spec.seen, spec.stage)
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        baseline = kernel.status_bytes(os.getpid(), b"RssAnon:", b"VmPTE:")
+        baseline = kernel.status_bytes(os.getpid(), *PRIVATE)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # of the worker, so that it and its guard may see what it holds
         worker = os.fork()
     except OSError as error:
         report(supervisor, {"reason": "failed", "message": str(error)})
@@ -203,6 +206,7 @@ def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> N
     if worker == 0:
         supervisor.close()
         run_and_exit(lambda: work(spec, data))
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     data.close()
     said = Guard(worker, baseline, supervisor, spec).watch()
     kernel.kill_all(os.getpid())
@@ -248,7 +252,10 @@ class Guard:
                 if word.startswith(ITEM):
                     self._given = int(word.removeprefix(ITEM))
                     continue  # the next check comes soon
-            excess = self._excess()
+            try:
+                excess = self._excess()
+            except OSError:  # as of a program that nobody may read, and of paths that are too long
+                excess = "hidden"
             if excess is not None:
                 return {"reason": excess}
 
@@ -263,15 +270,15 @@ class Guard:
     def _excess(self) -> str | None:
         """Name of the limit that is exceeded; None: none is."""
         limits, started = self.spec.limits, time.monotonic()
+        below, scratch = kernel.descendants(os.getpid()), self.spec.scratch
         if started >= self._next_scratch:
-            self._full = folder_bytes(self.spec.scratch) > limits.file_bytes
+            removed = sum(kernel.removed_bytes(pid, str(scratch)) for pid in below)
+            self._full = folder_bytes(scratch) + removed > limits.file_bytes
             ended = time.monotonic()
             # a large folder is walked less often: at most a tenth of the time
             self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
-        below = kernel.descendants(os.getpid())
         used = sum(
-            max(0, kernel.status_bytes(pid, b"RssAnon:", b"VmPTE:") - self.baseline) + kernel.buffer_bytes(pid)
-            for pid in below
+            max(0, kernel.status_bytes(pid, *PRIVATE) - self.baseline) + kernel.buffer_bytes(pid) for pid in below
         )
         shared = sum(kernel.status_bytes(pid, b"RssShmem:") for pid in below)
         self._used = used + max(0, shared - self._given)
@@ -283,21 +290,23 @@ class Guard:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes on disk of all files in a folder; 2^62 if there are more than SCRATCH_ENTRIES."""
-    total = 0
-    entries = 0
+    """Bytes on disk of a folder's files; 2^62 if there are more than SCRATCH_ENTRIES or not all can be seen."""
+    total = entries = 0
     todo = [str(folder)]
-    while todo:
-        with contextlib.suppress(OSError), os.scandir(todo.pop()) as listing:
-            for entry in listing:
-                entries += 1
-                if entries > SCRATCH_ENTRIES:
-                    return 1 << 62
-                with contextlib.suppress(OSError):
+    try:
+        while todo:
+            with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as listing:
+                for entry in listing:
+                    entries += 1
+                    if entries > SCRATCH_ENTRIES:
+                        return 1 << 62
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
-                    else:
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
+    except OSError:  # its path is too long, or nobody may look into it
+        return 1 << 62
     return total
 
 
@@ -307,7 +316,6 @@ def folder_bytes(folder: Path) -> int:
 def work(spec: WorkerSpec, data: socket.socket) -> None:
     """Main function of a worker, right after its fork into the guard's namespaces."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # undone, so that its own /proc/self is readable
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -358,10 +366,7 @@ def answer_all(channel: socket.socket, spec: WorkerSpec) -> None:
         return None
 
     while (request := receive(channel)) is not None:
-        started, begun = time.perf_counter(), bool(held)
         answer = guarded(lambda request=request: answered(request))  # type: ignore[misc]
-        if begun:
-            answer["seconds"] = time.perf_counter() - started
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -25,7 +25,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Verdict
-from traceproof.run.schema import ORACLE, SHADOW, WHOLE
+from traceproof.run.schema import ORACLE, WHOLE
 from traceproof.run.workers import Environment, Worker, tell, untrusted_pool
 from traceproof.sandbox import Limits, Reply, Status
 from traceproof.sandbox.model import TRITON
@@ -161,10 +161,9 @@ class Judge:
         else:
             trial = self._tried(settled, target, settings)
         definition, constants = target.definition, target.definition.constants
-        judged_by = ORACLE if definition.op_type in registry.known() else SHADOW
         reasons = (
             *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
-            *objections(trial, len([one for one in definition.outputs.values() if not one.optional])),
+            *objections(trial, definition),
         )
         code = digest_json([code_digest("solutions"), verdict_code(registry.file_of(definition.op_type))])
         return Certificate(
@@ -177,8 +176,7 @@ class Judge:
             definition_path=target.path,
             verdict="refused" if reasons else "accepted",
             reasons=reasons,
-            against=judged_by,
-            constants="; ".join(constants.alone) if judged_by == ORACLE else "",
+            constants="; ".join(constants.alone) if trial.against == ORACLE else "",
             digests=Digests(definition=definition.digest, solution=candidate.digest, code=code),
             hidden_seed=settings.hidden_seed,
             tolerance=settings.tolerance,

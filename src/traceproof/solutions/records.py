@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from traceproof.dataset.definition import Definition
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.reasons import Verdict
 from traceproof.run.schema import WHOLE, ClosedModel, figures, place
@@ -137,6 +138,7 @@ class SolutionTrial(ClosedModel):
     precision: tuple[PrecisionResult, ...]
     speed: tuple[SpeedResult, ...] = ()
     isolation: str = ""
+    against: str = ""  # ORACLE, SHADOW, or empty: it was not run
     # device, versions: of the environment that ran it
     device: str = "no device (not run)"
     versions: dict[str, str] = Field(default_factory=dict)
@@ -164,7 +166,7 @@ class Certificate(ClosedModel):
     definition_path: str
     verdict: Literal["accepted", "refused"]
     reasons: tuple[str, ...]  # why it is a refusal
-    against: str  # the expected values: `oracle`, `shadow` (the reference in float64), or empty
+    against: str  # the expected values: `oracle`, `shadow` (the reference in float64); empty: it was not run
     constants: str = ""  # constants that only the definition's reference states, from which the oracle takes them
     rows: tuple[SolutionRow, ...]
     properties: tuple[PropertyResult, ...]
@@ -201,8 +203,8 @@ class Certificate(ClosedModel):
         return "\n".join([head, *(f"  {reason}" for reason in self.reasons)])
 
 
-def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
-    """Reasons to refuse a solution, given the number of the definition's outputs; none: it is accepted."""
+def objections(trial: SolutionTrial, definition: Definition) -> Iterator[str]:
+    """Reasons to refuse a solution to a definition; none: it is accepted."""
     seen: set[tuple[str, str | None, str]] = set()
     for row in trial.rows:
         key = (row.output, row.reason, row.variant)
@@ -212,7 +214,8 @@ def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
             last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
             yield f"{row.reason}: {row.output} in {where}: {last}{row.far}"
     yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
-    judged = {row.output for row in trial.rows if row.verdict is Verdict.PASS} - {WHOLE}
-    if not seen and len(judged) < outputs:
-        unjudged = next((row.message for row in trial.rows if row.verdict is Verdict.SKIP), "no case was run")
-        yield f"not judged: {unjudged}"
+    passed = {row.output for row in trial.rows if row.verdict is Verdict.PASS}
+    unjudged = {name for name, spec in definition.outputs.items() if not spec.optional} - passed
+    if not seen and unjudged:
+        skipped = (row for row in trial.rows if row.verdict is Verdict.SKIP and row.output in {WHOLE, *unjudged})
+        yield f"not judged: {next((row.message for row in skipped), 'no case was run')}"

@@ -38,7 +38,7 @@ from traceproof.run.engine import DefinitionRun, Engine, shadowed, this_interpre
 from traceproof.run.judging import JudgedCase, Right, Rulings, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
 from traceproof.run.runner import FOLDER
-from traceproof.run.schema import WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.schema import ORACLE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.untrusted import (
     REASONS,
     CallError,
@@ -178,6 +178,7 @@ def tried(
         precision=precision,
         speed=speed,
         isolation=isolation,
+        against=ORACLE if run.unknown is None else SHADOW,
         seconds=watch.seconds,
     )
 
@@ -215,38 +216,44 @@ class CompiledFiles:
             shutil.copytree(self.kept, scratch, dirs_exist_ok=True)
             yield scratch
 
-    def keep(self, scratch: Path) -> None:
-        """Keep what a running worker has compiled in its folder.
+    def keep(self, scratch: Path, room: int) -> None:
+        """Keep what a running worker has compiled in its folder, unless that is more than `room` bytes.
 
         Links are left out, and never followed: those to trusted kernels are made again.
         """
         opened = os.open(scratch, os.O_RDONLY)
         try:
             for name in FOLDERS:
-                _copy(opened, name, self.kept / name)
-        except (OSError, RecursionError):  # no permission, or too deep: no compiler leaves that
+                room = _copy(opened, name, self.kept / name, room)
+        except (OSError, RecursionError):  # no permission, too large, too deep: no compiler leaves that
             for name in FOLDERS:
                 remove_tree(self.kept / name)  # so each worker compiles again
         finally:
             os.close(opened)
 
 
-def _copy(folder: int, name: str, target: Path) -> None:
-    """Copy a file or folder `name` out of an open folder that untrusted code may be changing; nothing else."""
+def _copy(folder: int, name: str, target: Path, room: int) -> int:
+    """Copy a file or folder `name` out of an open folder that untrusted code may be changing; nothing else.
+
+    Returns how many of the `room` bytes are left. Raises OSError: there are more, as of files with holes.
+    """
     try:
         # O_NONBLOCK, to not wait for the other end of a pipe.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOENT, errno.ENXIO}:  # a link, gone, a socket
-            return
+            return room
         raise
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             target.mkdir()
             for inner in os.listdir(descriptor):  # noqa: PTH208 - of an open folder
-                _copy(descriptor, inner, target / inner)
+                room = _copy(descriptor, inner, target / inner, room)
         elif stat.S_ISREG(status.st_mode):
+            room -= status.st_size
+            if room < 0:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             with open(descriptor, "rb", closefd=False) as source, target.open("wb") as copy:
                 bytes_left = status.st_size  # it may grow
                 while data := source.read(min(bytes_left, MIB)):
@@ -254,6 +261,7 @@ def _copy(folder: int, name: str, target: Path) -> None:
                     bytes_left -= len(data)
             target.chmod(stat.S_IMODE(status.st_mode) | stat.S_IWUSR)
             os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))  # ninja compares these times
+        return room
     finally:
         os.close(descriptor)
 
@@ -394,7 +402,7 @@ class SolutionRun:
                     source, drawn, seconds=self.limits.setup_seconds if case is compiling else None
                 )
                 if case is compiling and self.compiled is not None and folder is not None:
-                    self.compiled.keep(folder)
+                    self.compiled.keep(folder, self.limits.file_bytes)
                 return result
 
             try:
