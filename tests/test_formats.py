@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -16,7 +17,7 @@ import torch
 from forensics import Plant, examined, plants
 from traceproof.dataset.definition import Definition
 from traceproof.judge.numerics import exactly
-from traceproof.judge.precision import FORMATS, examine, rounded
+from traceproof.judge.precision import ASKED, FORMATS, examine, rounded
 from traceproof.ops import registry
 from traceproof.ops.base import dtype_of
 from traceproof.ops.batch import halved
@@ -385,3 +386,17 @@ def test_what_says_nothing_is_not_told() -> None:
     inputs = {"A": torch.randn(2, 4), "B": torch.randn(4)}
     assert examine(inputs, ("A",), lambda _: torch.zeros(2), lambda _: torch.zeros(2)) is None
     assert examine(inputs, ("A",), lambda _: torch.full((99,), torch.nan), lambda _: torch.zeros(99)) is None
+
+
+@pytest.mark.parametrize("what", ["copied", "chosen", "zeros"])
+def test_a_kernel_without_an_error_is_not_said_to_round_its_inputs(what: str) -> None:
+    drawn = torch.randn(99, generator=torch.Generator().manual_seed(0))
+    inputs = {"x": drawn * 1e-30 if what == "zeros" else drawn, "unused": torch.full((3,), 0.1)}
+
+    def right(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return given["x"].sign() if what == "chosen" else given["x"]
+
+    def observed(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.zeros(99) if what == "zeros" else right(given)  # which half precision makes of such inputs
+
+    assert str(examine(inputs, (), observed, lambda given: right(given).double())) == ASKED

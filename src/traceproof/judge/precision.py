@@ -131,8 +131,10 @@ def _rounded_inputs(
             continue
         predicted = exact(changed)
         after = _error(actual, predicted), _share_not_nearest(actual, predicted)
-        share = min(now / max(was, 1e-300) for now, was in zip(after, before, strict=True))
-        if share < least:
+        # where there was no error, a rounding that changes nothing would explain it
+        shares = (now / was for now, was in zip(after, before, strict=True) if 0 < was < math.inf)
+        share = min(shares, default=1.0)
+        if share < least and bool(predicted.any()):  # zeros show that inputs were lost, not how they were rounded
             best, least, after_best = name, share, after
     if not best:
         return None
