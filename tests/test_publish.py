@@ -336,6 +336,9 @@ def test_a_reference_and_a_truth_that_pass_earn_the_tag(changes: dict[str, dict[
     assert reason in found.reason
     assert found.tags(ALPHA) == (f"status:{'un' if reason else ''}verified",)
     if not reason:
+        skip = {"verdict": "skip", "reason": "no_oracle", "output": "places"}
+        unjudged = row("alpha", ALPHA.digest, "small-0", "reference", **skip)
+        assert "nobody judged places" in verified([*rows_of(), unjudged], ALPHA).reason
         assert found.truths == ("torch",)
         changed = Definition.model_validate(rmsnorm("alpha", GOOD.replace("1e-6", "1e-5")))
         assert "it changed" in verified(rows_of(), changed).reason

@@ -120,8 +120,11 @@ def _why_unproven(rows: Sequence[VerdictRow], compared: Sequence[VerdictRow], sk
         return "too large, judged by a scaled-down definition alone"
     if any(row.tolerance is not None for row in rows):
         return "judged by a tolerance of the user's own, which proves nothing"
-    why = ", ".join(f"{reason} {count}" for reason, count in skipped.items()) or "no numerics"
-    return "" if compared else f"nothing was compared ({why})"
+    if not compared:
+        why = ", ".join(f"{reason} {count}" for reason, count in skipped.items()) or "no numerics"
+        return f"nothing was compared ({why})"
+    unjudged = sorted({row.output for row in rows if row.unjudged})
+    return f"nobody judged {', '.join(unjudged)}" if unjudged else ""
 
 
 def _gates(compared: Iterable[VerdictRow]) -> dict[str, dict[str, Any]]:
