@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mutate import each_definition
+from mutate import each_definition, same_values
 from relations.building import Experiment, Outputs, Relation
 from relations.op_types import relations_of
 from traceproof.dataset.definition import Definition
@@ -24,7 +24,6 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
-from traceproof.run.tensors import same_values
 from traceproof.run.untrusted import CallError, UntrustedSource, loaded
 from traceproof.sandbox import Limits, Pool, Status
 

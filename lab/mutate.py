@@ -32,7 +32,6 @@ from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solved
-from traceproof.run.tensors import same_values
 from traceproof.run.untrusted import CallError, UntrustedSource, loaded
 from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool, Status
@@ -205,6 +204,12 @@ class Trial:
 def outputs_of(source: UntrustedSource, subject: SolvedCase) -> Tensors:
     """Outputs of a case. Raises CallError: there are none."""
     return source.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits, but for the signs of zeros and bits of NaN."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN test
 
 
 def same(outputs: Tensors, original: Tensors) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
@@ -327,6 +328,14 @@ def test_a_damaged_file_gives_what_was_put_or_nothing(path: Path, capsys: pytest
             cache.put({"new": number})
             assert cache.get(["new"]) == {"new": number}
     assert "is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["NULL", "5", "'text'"])
+def test_an_entry_of_another_type_is_not_there(path: Path, value: str) -> None:
+    with sqlite3.connect(path) as damaged:
+        damaged.execute(f"UPDATE rows SET value = {value} WHERE key = 'key 1'")  # noqa: S608 - of the test
+    with Cache(path) as cache:
+        assert cache.get(["key 1", "key 2"]).keys() == {"key 2"}
 
 
 def test_a_full_disk_says_so(path: Path) -> None:

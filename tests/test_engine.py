@@ -24,6 +24,7 @@ from solution_judge import candidate, solution_judge
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_definition
 from traceproof.errors import TraceproofError
+from traceproof.judge.output import MISCONDUCT
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import Case
@@ -36,6 +37,7 @@ from traceproof.run.engine import DefinitionRun, Engine
 from traceproof.run.judging import JudgedCase, LargeCase
 from traceproof.run.plan import PlanSelection, plan, planned_alone
 from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
+from traceproof.run.tensors import same_bits
 from traceproof.run.untrusted import CaseResult, UntrustedSource
 from traceproof.run.workers import EngineSettings, Environment
 from traceproof.sandbox import Limits, Reply, Status
@@ -205,6 +207,15 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
         rows = run.rows()
     assert {(row.verdict, row.reason) for row in rows} == PASSED
     assert asked.count("cuda") == (1 if lost else asked.count("cpu"))
+
+
+@pytest.mark.parametrize("what", MISCONDUCT)
+def test_what_the_second_run_alone_did_counts(what: str) -> None:
+    done: dict[str, Any] = {what: ("y",)}
+    first, second = CaseResult(), CaseResult(**done)
+    run = object.__new__(DefinitionRun)
+    run.same = same_bits
+    assert getattr(run._joined(first, second, remembered=False), what) == ["y"]
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,10 @@ def test_a_folder_without_python_is_refused_and_a_file_that_is_none_is_a_finding
     assert linted(tmp_path, f"x = {'-' * 50_000}1") == ["KL000"]
 
 
+def test_a_helper_that_is_called_like_a_cast_is_none(tmp_path: Path) -> None:
+    assert linted(tmp_path, HEAD + SIGNATURE + "    z = to()\n" + LAUNCH) == []
+
+
 FILES = {
     "pkg/__init__.py": "from pkg.core import run\n",
     "pkg/core.py": "def run():\n    from .deep import nested\n    return nested\n",
@@ -478,6 +482,7 @@ def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
         assert [whole["length"], whole["head_dims"]] == ["whole chunks", dims]
     gated = read("test_kda", {"safe_gate": True, "use_beta_sigmoid": True}, ("torch", "gradcheck"))
     assert [gated["safe_gate"], gated["beta_sigmoid"], gated["verifier"]] == ["yes", "in kernel", "gradcheck"]
+    assert read("test_kda", {"cu_seqlens": "tensor([0, 15])", "T": "x"})["length"] == "whole chunks"
     assert read("test_kda", {}, ("naive_kda", "assert_close"))["verifier"] == "reference"
     assert read("test_kda", {}, ("isfinite", "chunk_kda"))["verifier"] == "sanity"
     assert read("test_kda", {"verifier": "sanity"}, ("naive_kda",))["verifier"] == "sanity"

@@ -126,7 +126,7 @@ def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chos
 
     variable = "varlen" in test or "cu_seqlens" in parameters or parameters.get("varlen")
     length = parameters.get("T", parameters.get("seq_len", parameters.get("cu_seqlens")))
-    ends = length if isinstance(length, list | tuple) else [0, length or 0]
+    ends = [n for n in (length if isinstance(length, list | tuple) else [0, length]) if isinstance(n, int | float)]
     key_heads, value_heads = number("H", "num_heads"), number("HV", "num_v_heads")
     grouped = key_heads is not None and value_heads is not None and value_heads > key_heads
     keys, values = number("K", "D", "head_dim"), number("V", "Dv", "head_v_dim")

@@ -155,7 +155,7 @@ def _call(node: ast.Call, known: Known) -> Value:
         end = node.args[1]
         ranges = frozenset({end.id}) if isinstance(end, ast.Name) else frozenset[str]()
         return Value(ranges=ranges, spans=frozenset({ast.unparse(node)}))
-    if name in {"to", "cast"} and (node.args or name == "to"):
+    if name in {"to", "cast"} and (node.args or (name == "to" and isinstance(node.func, ast.Attribute))):
         inner = node.func.value if name == "to" and isinstance(node.func, ast.Attribute) else node.args[0]
         return _cast(evaluate(inner, known), inner, node, known)
     passed = node.args if name in PASSES_ON else []

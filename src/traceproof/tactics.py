@@ -26,11 +26,10 @@ from traceproof.ops.adapter import Api
 from traceproof.ops.cases import Case
 from traceproof.reasons import Skip, Unavailable, UnavailableError, Verdict
 from traceproof.run.calls import ending_if_lost, giving_back, wait_asleep
-from traceproof.run.case import SolvedCase, make_inputs
+from traceproof.run.case import SolvedCase, solve
 from traceproof.run.judging import rulings
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import WHOLE
-from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, Runner
 from traceproof.run.untrusted import CaseResult
 from traceproof.stacks import STACK_OF, STACKS, Stack
@@ -145,7 +144,7 @@ class Caller:
         if json != self._json:
             self._json, self._solved = json, None
             self._definition = Definition.model_validate(json)
-            self._op, self._unknown = registry.for_definition(self._definition)
+            self._op, _ = registry.for_definition(self._definition)
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
         """Call the ground truth in one way; returns rows and the tactics met, as JSON.
@@ -187,14 +186,10 @@ class Caller:
         return {"rows": [_row(output, ruling) for output, ruling in judged], "tactics": answers.listed}
 
     def _solve(self, case: Case) -> SolvedCase:
-        """The case with expected values; kept for the next calls."""
+        """The case with expected values, without inputs; kept for the next calls."""
         if self._solved is None or self._solved.case.digest != case.digest:
-            inputs = make_inputs(self._op, self._definition, case, device=self._device, dataset=self._dataset)
-            values = {} if self._unknown is not None else self._op.expected(self._definition, inputs)
-            oracle = dict(zip(values, plain_tensors(list(values.values())), strict=True))
-            self._solved = SolvedCase(
-                definition=self._definition, op=self._op, case=case, inputs={}, oracle=oracle, seed=case.seed
-            )
+            found = solve(self._definition, case, device=self._device, dataset=self._dataset, seed=case.seed)
+            self._solved = replace(found, inputs={})
         return self._solved
 
 

@@ -60,7 +60,7 @@ class Cache:
             marks = ",".join("?" * len(batch))
             query = f"SELECT key, digest, value FROM rows WHERE key IN ({marks})"  # noqa: S608 - marks alone
             for key, digest, value in self._done([(query, batch)]):
-                if digest == _digest(key, value):
+                if isinstance(value, bytes) and digest == _digest(key, value):
                     values[key] = json.loads(zlib.decompress(value))
         return values
 

@@ -28,7 +28,7 @@ from traceproof.digests import digest_json
 from traceproof.draw import normal_table
 from traceproof.environments import jit
 from traceproof.files import sweep
-from traceproof.judge.output import OTHER_TIES, Ruling
+from traceproof.judge.output import MISCONDUCT, OTHER_TIES, Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import Case
@@ -143,14 +143,18 @@ class Engine(contextlib.AbstractContextManager["Engine"]):
                     )
 
     def _fork_workers(self, implementations: Sequence[str]) -> None:
-        """Fork a worker per environment with this interpreter, which spares each the import of torch."""
-        main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
-        # A process that has used a GPU (`this_interpreter`) has its driver open, which does not survive a fork.
-        closed = not main.on_gpu or bool(main.record["digest"])
-        normal_table(CPU)  # computed before the fork, so that the copies have it, too
+        """Fork a worker per environment with this interpreter, which spares each the import of torch.
+
+        Not from a process with other threads, or with a GPU open, which a fork would not survive.
+        """
+        normal_table(CPU)  # computed before the fork, so that the workers have it, too
+        main = self.environments[MAIN]
+        gpu_may_be_open = main.on_gpu and not main.record["digest"]  # a record of `this_interpreter` has none
+        if gpu_may_be_open or len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - their number
+            return
         names = {environment_of(name) for name in implementations if name != REFERENCE}
-        for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
-            if self.environments[name].python == sys.executable and name not in self._workers:
+        for name in sorted(names & self.environments.keys() - self._workers.keys()):
+            if self.environments[name].python == sys.executable:
                 self._workers_of(self.environments[name]).queue[-1].fork()
 
     def not_built(self, name: str, definition: Definition) -> str | None:
@@ -513,14 +517,10 @@ class DefinitionRun:
         if second.status != "ok":
             return replace(second, message=f"its second run: {second.message}")
         names = sorted(first.outputs.keys() | second.outputs.keys())
-        return replace(
-            first,
-            mutated=sorted({*first.mutated, *second.mutated}),
-            aliased=sorted({*first.aliased, *second.aliased}),
-            subclassed=sorted({*first.subclassed, *second.subclassed}),
-            varying=[one for one in names if not self.same(first.outputs.get(one), second.outputs.get(one))],
-            remembered=remembered,
-        )
+        varying = [one for one in names if not self.same(first.outputs.get(one), second.outputs.get(one))]
+        conduct: dict[str, Any] = {name: [*getattr(first, name), *getattr(second, name)] for name in MISCONDUCT}
+        conduct = {name: sorted(set(places)) for name, places in conduct.items()}
+        return replace(first, **conduct, varying=varying, remembered=remembered)
 
     def _remembered(self, inputs: Values, outputs: Tensors, old_inputs: Values, old_outputs: Tensors) -> bool:
         """Whether every output has the bits of the call before, though its inputs were different."""

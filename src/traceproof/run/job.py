@@ -248,22 +248,23 @@ class _Calls:
 
 
 def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
-    """A definition's rows; those of the reference that passed get a grade, unless by a user's tolerance."""
+    """A definition's rows; a grade is added to outputs of the reference that passed, not by a user's tolerance."""
     all_rows = list(rows)
-    passed = [row for row in all_rows if row.verdict is Verdict.PASS]
-    truth_passed = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
+    passed = [row for row in all_rows if row.verdict is Verdict.PASS and row.output != WHOLE]
+    by_truths = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
 
-    def with_grade(row: VerdictRow) -> VerdictRow:  # in `truth_passed`: a ground truth passed, too
-        of_reference = row.implementation == REFERENCE and row.verdict is Verdict.PASS
-        if not of_reference or row.output == WHOLE or row.tolerance is not None:
-            return row
-        of_truth = (row.case, row.output) in truth_passed
-        grade = Grade.PROVED if of_truth else Grade.CHECKED
-        if row.against == SHADOW or row.constants:
-            grade = Grade.AGREED if of_truth and row.against == SHADOW else Grade.CONSISTENT
-        return row.changed(grade=Grade.SCALED_DOWN if row.scaled_down else grade)
+    def grade(row: VerdictRow) -> Grade:
+        a_truth_passed = (row.case, row.output) in by_truths
+        if row.scaled_down:
+            return Grade.SCALED_DOWN
+        if row.against == SHADOW:
+            return Grade.AGREED if a_truth_passed else Grade.CONSISTENT
+        if row.constants:
+            return Grade.CONSISTENT
+        return Grade.PROVED if a_truth_passed else Grade.CHECKED
 
-    return [with_grade(row) for row in all_rows]
+    graded_rows = {id(row) for row in passed if row.implementation == REFERENCE and row.tolerance is None}
+    return [row.changed(grade=grade(row)) if id(row) in graded_rows else row for row in all_rows]
 
 
 REPLAY = "replay"  # folder of replay bundles, in a run's folder

@@ -41,13 +41,6 @@ def same_draws(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return same_bits(one[:count], other[:count])
 
 
-def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bits, but for the signs of zeros and bits of NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN test
-
-
 def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
     """The value as a plain CPU tensor, copied; a number becomes a 0-d one. Raises TypeError: it is neither."""
     if isinstance(value, torch.Tensor):
