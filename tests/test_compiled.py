@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from solution_judge import SolutionJudge, candidate
+from worker_pools import NAMESPACES
 
 from traceproof.ops.cases import Case
 from traceproof.reasons import Error, Failure, Verdict
@@ -77,6 +78,12 @@ def compiled(text: str) -> Candidate:
 
 def test_a_compiled_solution_is_accepted(judge: SolutionJudge) -> None:
     assert judge.reasons(compiled(CPP.replace("SOURCE", NORM)), NAME) == []
+
+
+def test_a_compiled_solution_is_accepted_in_a_container_without_namespaces(judge: SolutionJudge) -> None:
+    with untrusted_pool() as pool:
+        pool.without = NAMESPACES
+        assert replace(judge, pool=pool).reasons(compiled(CPP.replace("SOURCE", NORM)), NAME) == []
 
 
 @pytest.mark.parametrize("apart", [True, False])
