@@ -203,6 +203,18 @@ def test_an_input_that_a_call_writes_to_is_judged() -> None:
             traceproof.assert_right(step, before, outputs)
 
 
+def test_an_answer_that_is_remembered_is_told_beside_a_state_that_no_call_writes_to() -> None:
+    step, answers = traceproof.definition("selective_state_update_d48_s16", dataset=DATASET), list[torch.Tensor]()
+    run = reference(step)
+
+    def remembers(*inputs: torch.Tensor) -> torch.Tensor:
+        answers[:] = answers or [run(*inputs)]
+        return answers[0].clone()
+
+    report = traceproof.check(remembers, step, cases=["small-0"], device="cpu")
+    assert {row.reason for row in report.failures} == {"cached_answer"}
+
+
 def test_an_output_that_is_an_input_modified_in_place_may_be_returned() -> None:
     append = traceproof.definition("dsv41_fp4_quantize_append_sparse_mla_cache_2d_hnd", dataset=DATASET)
     assert append.outputs_in_place == {"cache_out"}

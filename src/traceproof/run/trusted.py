@@ -233,12 +233,12 @@ class Runner:
             base = self._drawn(case)
             changed = ((name, value) for name, value in (moved(base) or {}).items() if value is not base[name])
             probes += [({**base, name: value}, self._far_apart) for name, value in islice(changed, 1)]
-        equal = same_draws if draws else same_bits
+        equal, names = same_draws if draws else same_bits, first.keys() & returned.keys()  # without written inputs
         remembered = False
-        for drawn, differs in probes if first else ():
+        for drawn, differs in probes if names else ():
             if not remembered:
                 other, _ = self._once_more(other_case, dict(drawn), addresses, inputs if doubted else {})
-                same_answers = all(equal(value, other.get(name)) for name, value in first.items())
+                same_answers = all(equal(first[name], other.get(name)) for name in names)
                 remembered = same_answers and differs(self.definition, self._drawn(case), drawn)
         return {
             "reused": reused,
