@@ -240,8 +240,10 @@ def test_verdicts_that_the_summary_does_not_stand_on_are_refused(tmp_path: Path)
 
 
 def test_without_a_finished_run_the_error_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "selections" / "gemm-1a2b3c4d").mkdir(parents=True)
     with pytest.raises(TraceproofError) as refused:
         build(Finished(tmp_path, tmp_path), tmp_path / "out")
     assert "there is no finished run to show" in str(refused.value)
+    assert "by --selection: selections/gemm-1a2b3c4d." in str(refused.value)
     assert "it was interrupted" in str(refused.value)
     assert "traceproof verify" in str(refused.value)

@@ -212,7 +212,8 @@ def of_suite(path: Path, *, python: str) -> Coverage:
     if not rows:
         messages = done.stderr.strip().splitlines()
         problems = [line for line in messages if line.startswith("E  ")] or messages  # prefer pytest's reasons
-        raise TraceproofError(f"{path}: no test was collected", problems=problems[-5:])
+        todo = "Give an interpreter that has what the tests import as --python."
+        raise TraceproofError(f"{path}: no test was collected", problems=problems[-5:], todo=todo)
     return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
 
 

@@ -50,7 +50,8 @@ MarkdownFile = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE", callback=_file, help="Write a page as Markdown.")
 ]
 ModelsTs = Annotated[
-    Path | None, typer.Option(callback=_file, help="Insert into this models.ts; printed if left out.")
+    Path | None,
+    typer.Option(exists=True, callback=_file, help="Insert into this models.ts; printed if left out."),
 ]
 Out = Annotated[
     Path | None,

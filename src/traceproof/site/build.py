@@ -217,7 +217,9 @@ class Finished:
         """Content of summary.json. Raises TraceproofError: it is missing, or made of other verdicts."""
         if not (self.run / "summary.json").is_file():
             problem = f"none was started in {self.run}, or it was interrupted before its report"
-            todo = "Run `traceproof verify`, which goes on from what is finished, or name a folder by --selection."
+            narrower = ", ".join(f"selections/{path.name}" for path in sorted(self.results.glob("selections/*")))
+            todo = "Run `traceproof verify`, which goes on from what is finished"
+            todo += f", or name a narrower run by --selection: {narrower}." if narrower else "."
             raise TraceproofError("there is no finished run to show", problems=[problem], todo=todo)
         try:
             return read_summary(self.run / "summary.json")

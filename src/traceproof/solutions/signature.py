@@ -43,6 +43,10 @@ def check(certificate: Path, key: Path | None) -> str:
     Raises TraceproofError: it is not signed, was changed since, or is signed by another key.
     """
     place = certificate.with_name(certificate.name + SUFFIX)
+    missing = [str(path) for path in (certificate, place) if not path.is_file()]
+    if missing:
+        todo = "A certificate is signed when it is written: traceproof judge ... --sign KEY.pem"
+        raise TraceproofError(f"{certificate} has no signature: there is no {', no '.join(missing)}", todo=todo)
     try:
         said = json.loads(read_bytes(place, most=MIB))
         public = base64.b64decode(said["public_key"], validate=True)
