@@ -79,7 +79,7 @@ def tensor(values: Values, name: str) -> torch.Tensor:
 
 def reference(definition: Definition, values: Values) -> Outputs:
     """What the definition's own code gives."""
-    outputs: Outputs = _loaded(definition.reference)(*values.values())
+    outputs: Outputs = function_of(definition)(*values.values())
     return outputs
 
 
@@ -145,7 +145,7 @@ def _prints(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def reference_outputs(subject: SolvedCase) -> Tensors:
     """What the definition's own code gives, as many times as the judge wants draws."""
-    run, names = _loaded(subject.definition.reference), subject.definition.outputs
+    run, names = function_of(subject.definition), subject.definition.outputs
     found = []
     for _ in range(max(1, subject.trials)):
         outputs = run(
@@ -156,6 +156,11 @@ def reference_outputs(subject: SolvedCase) -> Tensors:
     if subject.trials:
         return {name: torch.stack(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}
     return dict(zip(names, found[0], strict=True))
+
+
+def function_of(definition: Definition) -> Callable[..., Any]:
+    """The function in a definition's reference."""
+    return _loaded(definition.reference)
 
 
 @cache

@@ -132,7 +132,8 @@ def test_every_op_type_is_among_them() -> None:
 
 
 SANDBOX = Limits(seconds=300.0, memory_bytes=1 << 30)
-SELECTION = PlanSelection(sizes=("small",), hidden_seed=1)
+CASES = ("small-0", "edge-buffer", "hidden-0", "hidden-1")
+SELECTION = PlanSelection(sizes=("small",), cases=CASES, hidden_seed=1)
 WRITE = "intermediate_states_buffer[slot, t] = final_state[slot]"
 BUFFERS = {
     "kept": WRITE,

@@ -67,12 +67,9 @@ def workers(pool: Pool) -> Iterator[None]:
 
 
 def tried(definition: Definition, relations: Iterable[Relation], cases: list[SolvedCase]) -> list[dict[str, Any]]:
-    """What becomes of relations; each has a worker of its own."""
-    found = []
-    for relation in relations:
-        with loaded(definition, POOL[0], limits=Limits(seconds=300)) as source:
-            found.append(try_relation(relation, cases, source))
-    return found
+    """What becomes of relations."""
+    with loaded(definition, POOL[0], limits=Limits(seconds=300)) as source:
+        return [try_relation(relation, cases, source) for relation in relations]
 
 
 def broken(definition: Definition, *names: str) -> set[str]:

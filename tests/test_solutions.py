@@ -44,18 +44,18 @@ WRITES = f"{NORM}\n\ndef run(hidden_states, weight, output):\n    output.copy_(n
 WRONG = RETURNS.replace("1e-5", "1e-6")
 
 
-def states(judge: SolutionJudge, source: str) -> dict[str, str]:
+def states(trial: SolutionTrial) -> dict[str, str]:
     """The state of each property of a solution."""
-    return {one.name: one.state for one in judge.trial(candidate("one", source), NAME).properties}
+    return {one.name: one.state for one in trial.properties}
 
 
 @pytest.mark.parametrize("source", [RETURNS, WRITES], ids=["value-returning", "destination-passing"])
 def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judge: SolutionJudge) -> None:
     trial = judge.trial(candidate("right", source), NAME)
-    assert judge.reasons(candidate("right", source), NAME) == []
+    assert judge.reasons_of(trial, NAME) == []
     assert {row.seed for row in trial.rows} >= {0, 987_654}
     assert {row.size for row in trial.rows} == {"small", "adversarial"}
-    measured = {one.name: one.state for one in trial.properties}
+    measured = states(trial)
     assert {measured.pop(name) for name in ("stream", "load", "graph")} == {"not measured"}
     assert set(measured.values()) == {"holds"}
 
@@ -83,8 +83,9 @@ def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(judge: Solution
 
 def test_a_kernel_that_can_not_be_launched_on_none_is_reported_and_no_refusal(judge: SolutionJudge) -> None:
     source = RETURNS.replace("    return norm", "    assert len(hidden_states)\n    return norm")
-    assert judge.reasons(candidate("empty", source), NAME) == []
-    found = states(judge, source)
+    trial = judge.trial(candidate("empty", source), NAME)
+    assert judge.reasons_of(trial, NAME) == []
+    found = states(trial)
     assert found.pop("empty") == "broken"
     assert "broken" not in found.values()
 
@@ -93,8 +94,9 @@ def test_bits_that_depend_on_the_batch_are_reported_and_no_refusal(judge: Soluti
     # Not of the large numbers that everybody computes exactly.
     part = "1e-3 / (1 + len(x)) * (x.abs().amax(-1, keepdim=True) < 1000)"
     source = RETURNS.replace("y * weight", f"y * (1 + {part}) * weight")
-    assert judge.reasons(candidate("batch", source), NAME) == []
-    found = states(judge, source)
+    trial = judge.trial(candidate("batch", source), NAME)
+    assert judge.reasons_of(trial, NAME) == []
+    found = states(trial)
     assert found.pop("batch") == "broken"
     assert "broken" not in found.values()
 
@@ -103,7 +105,7 @@ def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(judge: Solut
     # Not of the large numbers that everybody computes exactly.
     noise = "x.square().mul(1 + 2e-3 * torch.rand(()) * (x.abs().amax(-1, keepdim=True) < 1000))"
     source = RETURNS.replace("x.square()", noise)
-    found = states(judge, source)
+    found = states(judge.trial(candidate("noise", source), NAME))
     assert found["determinism"] == "broken"
     assert found["process"] == "not measured"
 

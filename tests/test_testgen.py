@@ -85,11 +85,10 @@ def conftest_code() -> CodeType:
     return compile(CONFTEST.read_text(), "conftest.py", "exec")
 
 
-def loaded(definition: Definition) -> dict[str, Any]:
-    """The names of a definition's test file, and of the conftest."""
+def loaded(text: str) -> dict[str, Any]:
+    """The names of a test file, and of the conftest."""
     conftest: dict[str, Any] = {"__name__": "conftest", "__file__": str(SAMPLES / PLACE / "conftest.py")}
     exec(conftest_code(), conftest)  # noqa: S102 - ours
-    text = render(definition)
     body = "\n".join(line for line in text.splitlines() if not line.startswith("from conftest import"))
     found = conftest | {"__name__": "test_x"}
     exec(compile(body, "test_x.py", "exec", dont_inherit=True), found)  # noqa: S102 - ours
@@ -100,7 +99,8 @@ def loaded(definition: Definition) -> dict[str, Any]:
 def test_own_inputs_fit_the_definition_and_every_call_is_written_or_left_to_traceproof(name: str) -> None:
     """The generic test over all ops: inputs in the definition's order, shapes and dtypes; calls with all names."""
     definition = samples().definitions[name].definition
-    module = loaded(definition)
+    text = render(definition)
+    module = loaded(text)
     assert set(module["GROUND_TRUTHS"]) == set(served(definition))
     assert all(f"test_correctness_vs_{source}" in module for source in module["GROUND_TRUTHS"])
     for source in served(definition):
@@ -111,7 +111,7 @@ def test_own_inputs_fit_the_definition_and_every_call_is_written_or_left_to_trac
                 r"(?m)^( *)from \S+ import \S+ as (\w+)$", r"\1\2 = None", Call(definition, source).module()
             )
             exec(compile(alone, source, "exec", dont_inherit=True), {"__name__": source})  # noqa: S102 - ours
-    if "no_inputs: " in render(definition):
+    if "no_inputs: " in text:
         with pytest.raises(pytest.skip.Exception, match="no_inputs: "):
             module["generate_random_inputs"]()
         return
