@@ -21,7 +21,7 @@ from pipeline import STACK, Run, engine_of, verdicts
 from safetensors.torch import save_file
 from solution_judge import candidate, solution_judge
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.tree import read_definition
 from traceproof.errors import TraceproofError
 from traceproof.judge.output import MISCONDUCT
@@ -29,12 +29,12 @@ from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.formula import Variant
-from traceproof.reasons import Verdict
+from traceproof.reasons import Skip, Verdict
 from traceproof.run import engine as engines
 from traceproof.run import judging
 from traceproof.run.case import CPU, HOST_BYTES, SolvedCase, drawing_device, sent_together, solve
 from traceproof.run.engine import DefinitionRun, Engine
-from traceproof.run.judging import JudgedCase, LargeCase
+from traceproof.run.judging import JudgedCase, LargeCase, Right
 from traceproof.run.plan import PlanSelection, plan, planned_alone
 from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.tensors import same_bits
@@ -388,6 +388,23 @@ def test_an_input_that_is_written_to_is_judged_in_chunks_too() -> None:
     made = LargeCase(judged_case(subject, given)).rulings(CPU)
     assert {name: one.verdict for name, one in made["right"].items()} == dict.fromkeys(right, Verdict.PASS)
     assert made["wrong"]["residual"].verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_an_optional_output_that_is_left_out_is_unjudged(large: bool) -> None:  # noqa: FBT001 - a parameter
+    path = Path(__file__).with_name("dataset") / "definitions/rmsnorm/fused_add_rmsnorm_quant_h96.json"
+    described = read_definition(path).definition.as_json() | {"dialect": Dialect.TRACE_DUMP}
+    described["outputs"]["residual_out"]["optional"] = True
+    definition = Definition.model_validate(described)
+    op, _ = registry.for_definition(definition)
+    subject = solve(definition, next(iter(op.planned(definition, sizes=("small",), seed=0))))
+    outputs = op.varied(Variant("as it is"), subject)
+    assert outputs is not None
+    judged = judged_case(subject, {"one": {"out": outputs["out"]}})
+    judged.records, judged.right = {"one": {}}, Right(oracle=subject.oracle)
+    judged.planned = judged.planned.model_copy(update={"large": large})
+    judged.large = LargeCase(judged).rulings(CPU)
+    assert {(row.output, row.reason) for row in judged.every} == {("out", None), ("residual_out", Skip.UNJUDGED)}
 
 
 def test_without_figures_a_large_case_has_the_same_gate_and_tells_of_failures_alone() -> None:

@@ -297,6 +297,13 @@ def test_a_function_may_have_parameters_with_defaults(parameters: str, *, destin
     assert given.settled(Definition.model_validate(rmsnorm("mine"))).destinations is destinations
 
 
+def test_solutions_of_one_name_in_several_folders_have_a_certificate_each(tmp_path: Path) -> None:
+    for name in ("a/kernel", "b/kernel", "b/other"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text("def run(x):\n    return x\n")
+    assert [one.name for one in read(tmp_path)] == ["a-kernel", "b-kernel", "other"]
+
+
 def test_a_function_of_another_form_is_told() -> None:
     definition: dict[str, Any] = rmsnorm("mine")
     given: Candidate = candidate("one", "def run(x):\n    return x\n")

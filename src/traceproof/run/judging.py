@@ -226,7 +226,7 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
     yield from (numeric or {}).items()
     why = "not judged: the output is optional and was not returned, though the case has an answer for it"
     left_out = [name for name, spec in subject.definition.outputs.items() if spec.optional and name not in outputs]
-    unjudged = [name for name in left_out if numeric is None and name in subject.oracle]
+    unjudged = [name for name in left_out if numeric is not None or name in subject.oracle]
     yield from ((name, Ruling(Verdict.SKIP, Skip.UNJUDGED, why, {})) for name in unjudged)
     expected_names, returned = {*declared, *(numeric or ())}, dict.fromkeys([*outputs, *result.surplus])
     yield from ((name, surplus(name)) for name in returned if name not in expected_names)
@@ -268,8 +268,8 @@ class LargeCase:
         measured: list[_Measured] = []
         for name, given in judged.ran.items():
             found[name] = {}
-            for output in judged.op.judged(judged.definition):
-                if output not in given and output not in judged.definition.outputs:
+            for output, spec in judged.op.judged(judged.definition).items():
+                if output not in given and (spec.optional or output not in judged.definition.outputs):
                     continue
                 of = {"reference": name == schema.REFERENCE, "on_gpu": judged.results[name].on_gpu}
                 expected = expectation(judged.definition, judged.op, case, output, {}, in_chunks=True, **of)

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -136,7 +137,13 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
             problems.append(printable(f"{file}: {explain(error)}"))
     if problems:
         raise TraceproofError("solutions that can not be read", problems=problems)
-    return candidates
+    named = Counter((one.name, one.definition) for one in candidates)  # as certificates are
+    return [
+        one
+        if named[one.name, one.definition] == 1
+        else replace(one, name="-".join(Path(one.path).relative_to(where).with_suffix("").parts))
+        for one in candidates
+    ]
 
 
 TESTING = frozenset({"pytest", "traceproof"})  # packages of tests
