@@ -125,6 +125,18 @@ def test_what_is_not_verified_is_not_published(source: Source, tmp_path: Path) -
         prepare(source, definitions=["delta"], op_types=[], per="definition")
 
 
+def test_a_definition_is_published_in_the_form_that_every_reader_takes(tmp_path: Path) -> None:
+    source = run_of(tmp_path, "alpha", "dump")
+    alpha, dump = (source.dataset / "definitions" / "rmsnorm" / f"{name}.json" for name in ("alpha", "dump"))
+    alpha.write_text(json.dumps(json.loads(alpha.read_text()) | {"constraints": None}))
+    dump.write_text(json.dumps(json.loads(dump.read_text()) | {"check": "def check(): pass"}))
+    (made,) = pull_requests(source)
+    assert list(made.definitions) == ["alpha"]
+    assert b"constraints" not in made.files["definitions/rmsnorm/alpha.json"]
+    with pytest.raises(TraceproofError, match="dump is not verified: it is a trace dump"):
+        pull_requests(source, "dump")
+
+
 def trace(data: bytes, status: str = "PASSED", solution: str = "torch_wrapper_alpha") -> bytes:
     line = json.loads(data.splitlines()[0])
     evaluation: dict[str, Any] = {"status": status, "log": "", "environment": {"hardware": "H"}}
@@ -168,6 +180,14 @@ def test_a_broken_rule(
 def test_what_is_right_is_accepted(alpha: PullRequest, source: Source) -> None:
     checked(alpha, base_of(source), allow_changes=False)
     checked(traced(alpha), base_of(source), allow_changes=False)
+
+
+def test_traces_of_workloads_that_the_dataset_has_are_accepted(alpha: PullRequest, tmp_path: Path) -> None:
+    path = path_of(alpha, "workloads/")
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_bytes(alpha.files[path])
+    traces = {name: data for name, data in traced(alpha).files.items() if name.startswith("traces/")}
+    assert resolve(traces, Folder(tmp_path), allow_changes=False).problems == []
 
 
 def test_a_taken_name_is_a_conflict(alpha: PullRequest, tmp_path: Path) -> None:
@@ -302,6 +322,11 @@ def test_measured_traces_are_published_under_authors(alpha: PullRequest, source:
     measured.write_bytes(trace(lines) + trace(lines, solution="somebody"))
     again = pull_requests(replace(source, traces=(tmp_path,)), "alpha")[0]
     assert again.files["traces/baseline/rmsnorm/alpha.jsonl"] == trace(lines)
+    measured.write_bytes(trace(lines) + trace(lines)[:50])  # its writer was killed
+    cut = pull_requests(replace(source, traces=(tmp_path,)), "alpha")[0]
+    assert any(
+        "line 2 does not fit" in line for line in resolve(cut.files, base_of(source), allow_changes=False).problems
+    )
 
 
 def verified(rows: list[dict[str, Any]], definition: Definition) -> Verification:

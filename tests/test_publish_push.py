@@ -249,6 +249,16 @@ def test_the_command_tells_what_it_pushed(
     is_whole(hub, made)
 
 
+@pytest.mark.parametrize(("token", "what"), [("", "there is no token"), ("hf_" + "nobody" * 5, "not published")])
+def test_the_token_is_looked_at_before_the_work(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, token: str, what: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token or None)
+    monkeypatch.setattr(command, "_source", lambda *_: pytest.fail("the work began"))
+    with pytest.raises(TraceproofError, match=what):
+        command.publish(push=True, repository=REPOSITORY, endpoint=hub.endpoint)
+
+
 @pytest.mark.parametrize("place", [r"GET /api/whoami", r"GET .*/discussions", r"GET .*/revision/"])
 @pytest.mark.parametrize("text", [b"", b"<html>", b"[]", b"{}"], ids=range(4))
 def test_what_is_no_answer_is_one_message(hub: HubServer, made: PullRequest, place: str, text: bytes) -> None:

@@ -10,6 +10,7 @@ from traceproof.cli import options, run
 from traceproof.dataset.fetch import folder_of
 from traceproof.environments.building import resolve
 from traceproof.errors import TraceproofError
+from traceproof.names import path_part
 from traceproof.programs import telling
 from traceproof.publish.pull_request import Per, Source, base_of, checked, dry_run, prepare, provenance
 from traceproof.publish.push import Hub
@@ -46,6 +47,9 @@ def publish(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 written or pushed, 2 bad use or input, nothing verified, or a failed push.
     """
+    hub = Hub(repository, endpoint=endpoint, say=_say) if push else None
+    if hub is not None:  # before all work: a token that is missing or no longer valid
+        _say(f"{hub.endpoint}: {hub.owner}")
     source = _source(dataset, selection, traces or [])
     folder = out or source.run / "publish"
     _say("preparing what is verified: baselines, workloads, tests")
@@ -57,16 +61,18 @@ def publish(  # noqa: PLR0913 - one parameter per option
         checked(item, base, allow_changes=allow_changes)
     for made in listed:
         name, sizes = made["pull_request"], [int(file["size"]) for file in made["files"]]
-        run.text_stream(json_file).write(f"{name}: {len(sizes)} files, {sum(sizes)} bytes: {folder / name}\n")
+        run.text_stream(json_file).write(
+            f"{name}: {len(sizes)} files, {sum(sizes)} bytes: {folder / path_part(name)}\n"
+        )
     pushed: list[dict[str, Any]] = []
-    if push:
-        hub = Hub(repository, endpoint=endpoint, say=_say)
-        for item in pull_requests:
-            with telling(f"publishing {item.slug}"):
-                done = hub.push(item, allow_changes=allow_changes)
-            what = f"committed {done.files} files" if done.committed else "it holds all of it already"
-            _say(f"{item.slug}: {done.where}: {what}")
-            pushed.append({"pull_request": item.slug, "where": done.where, "committed": done.committed})
+    for item in pull_requests:
+        if hub is None:
+            break
+        with telling(f"publishing {item.slug}"):
+            done = hub.push(item, allow_changes=allow_changes)
+        what = f"committed {done.files} files" if done.committed else "it holds all of it already"
+        _say(f"{item.slug}: {done.where}: {what}")
+        pushed.append({"pull_request": item.slug, "where": done.where, "committed": done.committed})
     value = {"exit_code": run.FINE, "pull_requests": listed, "pushed": pushed}
     run.end(json_file, value, "" if push else "dry run: nothing was sent; --push opens the pull requests\n")
 

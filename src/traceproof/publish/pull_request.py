@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git, GitError
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.records import BASELINE, Trace
 from traceproof.dataset.tree import (
@@ -117,7 +117,8 @@ def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> C
             others = (key for key in present if key.startswith(f"{folder}/") and key.rpartition("/")[2] == leaf)
             change.problems += [f"{path}: its name is taken by {key}" for key in others if key != path]
         if folder == "traces":
-            workloads = (key for key in files if key.startswith("workloads/") and key.rpartition("/")[2] == leaf)
+            every = (key for key in {*files, *present} if key.startswith("workloads/"))
+            workloads = (key for key in every if key.rpartition("/")[2] == leaf)
             lines = [change.files.get(key, b"") or base.read(key) or b"" for key in workloads]
             known = {_identity(line)[0] for data in lines for line in data.splitlines()}
             change.problems += [f"{path}: {problem}" for problem in _unfit(files[path], known)]
@@ -386,17 +387,20 @@ def _names(
     if unknown:
         raise TraceproofError(f"the dataset {tree.root} does not have", problems=unknown)
     todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
-    reasons = {name: verifications[name].reason for name in definitions}
-    unproved = [f"{name} is not verified: {reason}" for name, reason in reasons.items() if reason]
+    reasons = {name: result.reason for name, result in verifications.items()}
+    for name, entry in tree.definitions.items():
+        if entry.definition.dialect is not Dialect.PUBLISHED:
+            reasons[name] = "it is a trace dump, and the dataset takes definitions in its own schema alone"
+    unproved = [f"{name} is not verified: {reasons[name]}" for name in definitions if reasons[name]]
     if unproved:
         raise TraceproofError("what is not verified cannot be published", problems=unproved, todo=todo)
     everything = not (definitions or op_types)
     candidates = [
         name for name, entry in tree.definitions.items() if everything or entry.definition.op_type in op_types
     ]
-    names = list(dict.fromkeys([*definitions, *(name for name in candidates if verifications[name].verified)]))
+    names = list(dict.fromkeys([*definitions, *(name for name in candidates if not reasons[name])]))
     if not names:
-        problems = [f"{name}: {verifications[name].reason}" for name in candidates[:NAMED]]
+        problems = [f"{name}: {reasons[name]}" for name in candidates[:NAMED]]
         what = "nothing is verified, so nothing can be published"
         raise NothingVerifiedError(what, problems=problems, todo=todo)
     return names
@@ -471,6 +475,8 @@ def _files(
     """All files for a definition: itself with derived tags, solution, workloads, blobs, tests and traces."""
     op_type, name = tagged.op_type, tagged.name
     value = strict_json(file_text(tree.root / entry.path, tree.root)) | {"tags": list(tagged.tags)}
+    if tagged.constraints is None:  # null means the same, and flashinfer-bench refuses it
+        value.pop("constraints", None)
     files = {f"definitions/{op_type}/{name}.json": json_text(value).encode()}
     parts, tests = _parts(source) / path_part(name), source.run / "publish" / "tests"
     for pattern in (
@@ -486,10 +492,11 @@ def _files(
         # where flashinfer-bench's benchmark leaves them, and where the dataset keeps them, by the solution's
         # author
         for path in (folder / f"traces/{op_type}/{name}.jsonl", folder / traces_path(tagged)):
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ()
-            of_solution = [line for line in lines if line.strip() and json.loads(line).get("solution") == solution]
-            if of_solution and solution:
-                files[traces_path(tagged)] = "".join(of_solution).encode()
+            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else ()
+            # what is no trace is taken along, so that it is told as a problem
+            ours = [line for line in lines if line.strip() and _identity(line)[1] in {solution, ""}]
+            if ours and solution:
+                files[traces_path(tagged)] = b"".join(ours)
     return files
 
 

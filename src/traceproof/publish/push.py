@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from tenacity.wait import wait_base
@@ -24,6 +24,7 @@ from traceproof.text import has_credentials, redacted
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
+T = TypeVar("T")
 TRIES = 8
 PAUSES = wait_exponential(max=120)  # seconds, from 1; the hub limits rates over minutes
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -70,16 +71,12 @@ class Hub:
         if self.endpoint != HUB:
             os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # read when huggingface_hub is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-    @cached_property
-    def _token(self) -> str:
         from huggingface_hub import get_token
 
-        token = get_token()
-        if not token:
+        self._token = get_token() or ""
+        if not self._token:
             todo = "Set HF_TOKEN for this command, or log in with `hf auth login`."
             raise TraceproofError(f"there is no token for {self.endpoint}", todo=todo)
-        return token
 
     @cached_property
     def api(self) -> "HfApi":
@@ -89,12 +86,21 @@ class Hub:
         logging.set_verbosity(40)  # ERROR
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="traceproof")
 
+    @cached_property
+    def owner(self) -> str:
+        """Name of the token's owner. Raises TraceproofError: the token is invalid, or the hub does not answer."""
+        return self._asked(lambda: str(self.api.whoami()["name"]))
+
     def push(self, made: PullRequest, *, allow_changes: bool) -> Pushed:
         """Open the pull request, or update the one that is open.
 
-        Raises TraceproofError: no token, no rights, a conflict with the dataset, or a server that keeps failing.
+        Raises TraceproofError: no rights, a conflict with the dataset, or a server that keeps failing.
         """
-        self._say(f"{made.slug}: asking {self.endpoint} what {self.repository} holds")
+        self._say(f"{made.slug}: asking {self.endpoint} what {self.repository} holds as {self.owner}")
+        return self._asked(lambda: self._attempt(made, allow_changes=allow_changes))
+
+    def _asked(self, request: Callable[[], T]) -> T:
+        """The result of a request, made again while that may help. Raises TraceproofError: it does not."""
         from huggingface_hub.errors import HfHubHTTPError
 
         transport: type[Exception] = HfHubHTTPError.__mro__[1]  # HTTPError of httpx or httpx2
@@ -112,7 +118,7 @@ class Hub:
         stop, retry = stop_after_attempt(TRIES), retry_if_exception(passing)
         attempts = Retrying(retry=retry, stop=stop, wait=self._pauses, before_sleep=again, reraise=True)
         try:
-            return attempts(self._attempt, made, allow_changes=allow_changes)
+            return attempts(request)
         except (transport, OSError, RuntimeError, ValueError, LookupError, TypeError) as error:
             # The library raises RuntimeError for a failed upload, the others for answers that no hub gives.
             status = getattr(getattr(error, "response", None), "status_code", 0)
@@ -160,18 +166,17 @@ class Hub:
 
     def _open(self, made: PullRequest) -> int | None:
         """Number of the pull request that the token's owner has open; None: there is none."""
-        me = str(self.api.whoami()["name"])
         threads = self.api.get_repo_discussions(
-            self.repository, repo_type="dataset", discussion_type="pull_request", author=me
+            self.repository, repo_type="dataset", discussion_type="pull_request", author=self.owner
         )
         for thread in threads:
-            if (thread.title, thread.author) != (made.title, me) or thread.status not in {"open", "draft"}:
+            if (thread.title, thread.author) != (made.title, self.owner) or thread.status not in {"open", "draft"}:
                 continue
             details = self.api.get_discussion_details(self.repository, thread.num, repo_type="dataset")
             opening: Any = next((event for event in details.events if event.type == "comment"), None)
             # The marker must be the last line: text above it may quote anything.
             last = str(getattr(opening, "content", None) or "").split()[-2:]
-            if opening is not None and opening.author == me and " ".join(last) == made.marker:
+            if opening is not None and opening.author == self.owner and " ".join(last) == made.marker:
                 return int(thread.num)
         return None
 
