@@ -24,6 +24,7 @@ from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import KernelCall, ModelModule, Reading, Second, kernel
 from traceproof.ops.families.expert import mixture_draft
 from traceproof.sandbox import Pool
+from traceproof.stacks.flashinfer import APIS
 
 
 def confirmed(reading: Reading, model: str) -> tuple[list[KernelCall], list[Unmapped]]:
@@ -322,6 +323,24 @@ def test_a_draft_is_described_takes_its_inputs_in_order_and_survives_a_round_tri
     code = getattr(scope["run"], "__wrapped__", scope["run"]).__code__  # type: ignore[attr-defined]
     assert list(code.co_varnames[: code.co_argcount]) == list(draft.inputs)
     assert Definition.model_validate(definition.as_json()).digest == definition.digest
+
+
+# functions of FlashInfer 0.6 and 0.7 that no ground truth here calls
+OTHER_FUNCTIONS = {
+    "activation.gelu_tanh_and_mul",
+    "activation.silu_and_mul",
+    "fused_moe.cutlass_fused_moe",
+    "fused_moe.fused_topk_deepseek",
+    "fused_moe.trtllm_bf16_moe",
+    "norm.layernorm",
+}
+
+
+def test_definitions_name_functions_that_the_stack_has() -> None:
+    called = {name.removeprefix("flashinfer.").replace(":", ".") for names in APIS.values() for name in names}
+    named = {draft.fi_api for draft in ALL.values() if draft.fi_api}
+    assert {api for api in named if api.startswith("gdn")}
+    assert named - called - OTHER_FUNCTIONS == set()
 
 
 def one_of_each_form() -> dict[str, Draft]:

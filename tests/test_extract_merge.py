@@ -54,47 +54,68 @@ def saved(root: Path) -> dict[str, str]:
 
 
 def test_a_new_definition_is_written_and_again_nothing_is(tmp_path: Path) -> None:
-    results = merge([eps_norm(1e-6, "a")], tmp_path, alike)
+    results = merge([eps_norm(1e-6, "a")], (tmp_path,), alike)
     assert [result.status for result in results] == ["new"]
     assert write(results, tmp_path) == [tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"]
-    again = merge([eps_norm(1e-6, "a")], tmp_path, alike)
+    again = merge([eps_norm(1e-6, "a")], (tmp_path,), alike)
     assert [result.status for result in again] == ["same"]
     assert write(again, tmp_path) == []
 
 
 def test_new_models_are_added_and_nothing_else_changes(tmp_path: Path) -> None:
-    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
+    write(merge([eps_norm(1e-6, "a")], (tmp_path,), alike), tmp_path)
     file = tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"
     content = json.loads(file.read_text(encoding="utf-8")) | {"description": "an older text"}
     file.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    results = merge([eps_norm(1e-6, "a", "b")], tmp_path, alike)
+    results = merge([eps_norm(1e-6, "a", "b")], (tmp_path,), alike)
     write(results, tmp_path)
     assert [result.status for result in results] == ["tags"]
     assert file.read_text(encoding="utf-8") == json.dumps(content | {"tags": ["model:a", "model:b"]}, indent=2)
 
 
 def test_another_eps_under_the_same_name_is_saved_beside_the_old_one(tmp_path: Path) -> None:
-    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
+    write(merge([eps_norm(1e-6, "a")], (tmp_path,), alike), tmp_path)
     before = saved(tmp_path)["rmsnorm_h64.json"]
-    [result] = merge([eps_norm(1e-5, "b")], tmp_path, alike)
+    [result] = merge([eps_norm(1e-5, "b")], (tmp_path,), alike)
     write([result], tmp_path)
     assert result.status == "conflict"
     assert result.differences == ("reference: eps is 1e-05 and 1e-06",)
     files = saved(tmp_path)
     assert files["rmsnorm_h64.json"] == before
     assert json.loads(files["rmsnorm_h64_v2.json"])["name"] == "rmsnorm_h64_v2"
-    [repeated] = merge([eps_norm(1e-5, "b")], tmp_path, alike)
+    [repeated] = merge([eps_norm(1e-5, "b")], (tmp_path,), alike)
     assert (repeated.name, repeated.text) == ("rmsnorm_h64_v2", None)
 
 
+def test_what_the_output_folder_has_counts_before_the_dataset(tmp_path: Path) -> None:
+    dataset, out = tmp_path / "dataset", tmp_path / "out"
+    write(merge([eps_norm(1e-6, "a")], (out, dataset), alike), out)
+    [result] = merge([eps_norm(1e-6, "b")], (out, dataset), alike)
+    assert result.status == "tags"
+    assert '"model:a",\n    "model:b"' in str(result.text)
+    [result] = merge([eps_norm(1e-5, "b")], (out, dataset), alike)
+    assert (result.status, result.name) == ("conflict", "rmsnorm_h64_v2")
+
+
+@pytest.mark.parametrize("file", ["My-Llama/config.json", "my-llama.json", "my-llama/"])
+def test_a_model_without_a_name_is_called_by_its_file_or_its_folder(tmp_path: Path, file: str) -> None:
+    path = tmp_path / file
+    target = path / "config.json" if file.endswith("/") else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(dict(model_of("llama").config)))
+    assert model_of(None, config=path)[:2] == ("my_llama", ("my-llama",))
+
+
 def test_a_reference_that_behaves_differently_is_a_conflict_but_not_on_an_edge_case(tmp_path: Path) -> None:
-    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
+    write(merge([eps_norm(1e-6, "a")], (tmp_path,), alike), tmp_path)
     file = tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"
     text = file.read_text(encoding="utf-8").replace("(x * x).mean", "x.square().mean")
     file.write_text(text, encoding="utf-8")
 
     def judged(problem: str) -> tuple[str, tuple[str, ...]]:
-        [result] = merge([eps_norm(1e-6, "a")], tmp_path, lambda them: [CheckResult(3, (problem,)) for _ in them])
+        [result] = merge(
+            [eps_norm(1e-6, "a")], (tmp_path,), lambda them: [CheckResult(3, (problem,)) for _ in them]
+        )
         return result.status, (*result.differences, *result.notes)
 
     status, said = judged("small-0: output: off")
@@ -109,16 +130,16 @@ def test_a_dataset_file_that_can_not_be_read_stops_before_anything_is_written(tm
     file.parent.mkdir(parents=True)
     file.write_text("{", encoding="utf-8")
     with pytest.raises(TraceproofError, match="cannot be read"):
-        merge([eps_norm(1e-6, "a")], tmp_path, alike)
+        merge([eps_norm(1e-6, "a")], (tmp_path,), alike)
     assert saved(tmp_path) == {"rmsnorm_h64.json": "{"}
     deep = eps_norm(1e-6, "a").as_json() | {"reference": f"x = {'-' * 50_000}1\ndef run(x): return x\n"}
     file.write_text(json.dumps(deep), encoding="utf-8")
     with pytest.raises(TraceproofError, match="cannot be read: nested too deeply"):
-        merge([eps_norm(1e-6, "a")], tmp_path, alike)
+        merge([eps_norm(1e-6, "a")], (tmp_path,), alike)
 
 
 def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
-    results = merge([eps_norm(1e-6, "a")], tmp_path / "none", alike)
+    results = merge([eps_norm(1e-6, "a")], (tmp_path / "none",), alike)
     (tmp_path / "definitions").write_text("in the way", encoding="utf-8")
     with pytest.raises(OSError, match="definitions"):
         write(results, tmp_path)
@@ -429,3 +450,13 @@ def test_what_is_beside_definitions_is_linked_and_what_was_written_stays(with_bl
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["blob", "one.bin", "own.bin"]
     assert (tmp_path / "blob" / "one.bin").read_bytes() == b"one"
     assert [path.name for path in (with_blob / "blob").iterdir()] == ["one.bin"]
+
+
+def test_another_dataset_s_files_replace_those_of_the_one_before(with_blob: Path, tmp_path: Path) -> None:
+    before, out = tmp_path / "before", tmp_path / "out"
+    (before / "blob").mkdir(parents=True)
+    (before / "blob" / "one.bin").write_bytes(b"older")
+    (before / "blob" / "two.bin").write_bytes(b"older")
+    link(before, out)
+    link(with_blob, out)
+    assert [(path.name, path.read_bytes()) for path in (out / "blob").iterdir()] == [("one.bin", b"one")]

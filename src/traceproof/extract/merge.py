@@ -208,29 +208,34 @@ class MergeResult:
         return Path("definitions", self.op_type, f"{self.name}.json")
 
 
-def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) -> list[MergeResult]:
-    """Decide about each checked definition by the dataset, if it has one of that name; nothing is written.
+def merge(extracted: Sequence[Definition], places: Sequence[Path], behaviour: Behaviour) -> list[MergeResult]:
+    """Decide about each checked definition by the first dataset that has one of that name; nothing is written.
 
     Raises TraceproofError: a file of the same name can not be read as a definition.
     """
-    by_name = {definition.name: _held(definition, dataset) for definition in extracted}
+    by_name = {definition.name: _held(definition, places) for definition in extracted}
     pairs = []  # the same by fields, with other references
     for definition in extracted:
-        theirs = by_name[definition.name]
+        _, theirs = by_name[definition.name]
         if theirs is None or theirs.reference == definition.reference or meaning_differences(definition, theirs):
             continue
         pairs.append((definition, theirs.reference))
     findings = dict(zip((definition.name for definition, _ in pairs), behaviour(pairs), strict=True))
-    return [_decide(ours, by_name[ours.name], findings.get(ours.name), dataset) for ours in extracted]
+    return [_decide(ours, *by_name[ours.name], findings.get(ours.name), places) for ours in extracted]
 
 
-def _held(definition: Definition, dataset: Path) -> Definition | None:
-    """The dataset's definition of that name; None: there is none. Raises TraceproofError: it can not be read."""
-    path = dataset / "definitions" / definition.op_type / f"{definition.name}.json"
-    if not path.exists():
-        return None
+def _held(definition: Definition, places: Sequence[Path]) -> tuple[Path, Definition | None]:
+    """(file, definition) of that name in the first dataset that has one; None: none has.
+
+    Raises TraceproofError: it can not be read.
+    """
+    inner = Path("definitions", definition.op_type, f"{definition.name}.json")
+    dataset = next((place for place in places if (place / inner).exists()), None)
+    if dataset is None:
+        return inner, None
+    path = dataset / inner
     try:
-        return read_definition(path, root=dataset).definition
+        return path, read_definition(path, root=dataset).definition
     except (ValueError, OSError, RecursionError, MemoryError) as error:
         what = f"{path} has the name of an extracted definition but cannot be read: {explain(error)}"
         todo = "Correct or remove that file (`traceproof lint` names what is wrong)."
@@ -238,9 +243,13 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
 
 
 def _decide(
-    definition: Definition, theirs: Definition | None, finding: CheckResult | None, dataset: Path
+    definition: Definition,
+    path: Path,
+    theirs: Definition | None,
+    finding: CheckResult | None,
+    places: Sequence[Path],
 ) -> MergeResult:
-    """Compare with the dataset's (`theirs`): new, the same, the same but for tags, or a conflict, renamed."""
+    """Compare with the one in `path` (`theirs`): new, the same, the same but for tags, or a conflict, renamed."""
     if theirs is None:
         return MergeResult(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
     differences = meaning_differences(definition, theirs)
@@ -255,7 +264,7 @@ def _decide(
     if differences:  # the first version suffix that is free or already has this kernel
         for version in count(2):
             renamed = definition.model_copy(update={"name": f"{definition.name}_v{version}"})
-            taken = _held(renamed, dataset)
+            _, taken = _held(renamed, places)
             same = taken is not None and not meaning_differences(renamed, taken)
             if taken is None or (same and taken.reference == renamed.reference):
                 break
@@ -264,8 +273,7 @@ def _decide(
     missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in theirs.tags]
     if not missing:
         return MergeResult(definition.name, definition.op_type, "same", notes=tuple(remarks))
-    raw = dataset / "definitions" / definition.op_type / f"{definition.name}.json"
-    text = with_tags(raw.read_text(encoding="utf-8"), missing)
+    text = with_tags(path.read_text(encoding="utf-8"), missing)
     remarks.append(f"models added: {', '.join(missing)}")
     return MergeResult(definition.name, definition.op_type, "tags", notes=tuple(remarks), text=text)
 

@@ -7,7 +7,6 @@ definition with all its uses (`collect`). A file beside the report keeps which m
 covers every model extracted so far.
 """
 
-import json
 import shutil
 import tempfile
 import time
@@ -281,7 +280,8 @@ def model_of(  # noqa: PLR0913 - the options that name a model
     if bundled is not None:
         slug, tags, usual = bundled.slug, bundled.tags, bundled.parallel
     else:
-        label = (name or (repository or str(config)).rstrip("/").rpartition("/")[2].removesuffix(".json")).lower()
+        file = Path(repository or config or "").resolve()
+        label = (name or (file.parent if file.name == "config.json" else file).name.removesuffix(".json")).lower()
         slug, tags, usual = label.replace("-", "_"), (label.replace("_", "-"),), (Parallel(1, 1),)
     return ModelToRead(slug, tags, content, config_json.parallelisms(content, tp, ep, usual, dp=dp))
 
@@ -382,11 +382,12 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
         return check(definitions, python=settings.torch_python, references=texts) if pairs else []
 
     definitions = [item.definition() for item in extraction.wanted]
-    extraction.merged = merge(definitions, dataset, behaviour)
+    # what `out` has counts first, so that nothing there is lost
+    extraction.merged = merge(definitions, (out, dataset), behaviour)
     write(extraction.merged, out)
     report.mkdir(parents=True, exist_ok=True)
     write_sharing(extraction.wanted, extraction.clashes, report, keep=keep)
-    (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
+    write_json(report / "report.json", as_json(extraction))
 
 
 def unmapped_line(item: Unmapped) -> str:
@@ -553,13 +554,13 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
 def link(dataset: Path, out: Path) -> None:
     """Link every file of `dataset` except definitions into `out`, since blobs may be large.
 
-    Files written into `out` stay. Links to files that `dataset` no longer has are removed. Files are linked, not
-    folders, so writing beside them never reaches `dataset`.
+    Files written into `out` stay. Links to files of another dataset, or that this one no longer has, are removed.
+    Files are linked, not folders, so writing beside them never reaches `dataset`.
     """
-    for path in out.rglob("*"):
-        if path.is_symlink() and not path.exists():
-            path.unlink()
     source = dataset.resolve()
+    for path in out.rglob("*"):
+        if path.is_symlink() and not (path.exists() and path.readlink().is_relative_to(source)):
+            path.unlink()
     for path in source.rglob("*"):
         inner = path.relative_to(source)
         target = out / inner
