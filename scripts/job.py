@@ -43,7 +43,8 @@ def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> Non
     from traceproof.cli.sources import clone_repos
 
     write_records(out.parent, {DATASET: origin.record(dataset)})
-    clone_repos(sorted(read_lock(lock).keys() - {DATASET}), target_dir=out.parent, lock=lock, pinned=True)
+    if names := sorted(read_lock(lock).keys() - {DATASET}):  # without names, it would pin every source it knows
+        clone_repos(names, target_dir=out.parent, lock=lock, pinned=True)
 
 
 def sources(*, pins: Json[dict[str, Any]], out: Path) -> None:

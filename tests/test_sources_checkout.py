@@ -109,6 +109,15 @@ def test_local_changes_are_never_reset(tmp_path: Path, upstream: Upstream) -> No
     assert edited.read_text() == "mine"
 
 
+def test_a_worktree_of_one_s_own_at_the_commit_is_taken_as_it_is(tmp_path: Path, upstream: Upstream) -> None:
+    first, second = fill(upstream, 1), fill(upstream, 2)
+    target = tmp_path / "out"
+    git(upstream.folder, "worktree", "add", "--quiet", "--detach", str(target), first)
+    assert clone(target, want(upstream, first)) is State.PRESENT
+    with pytest.raises(TraceproofError, match="holds work of somebody's own"):
+        clone(target, want(upstream, second))
+
+
 @pytest.mark.parametrize("own", ["file", "commit", "branch"])
 def test_what_is_somebody_s_own_is_left_alone(tmp_path: Path, upstream: Upstream, own: str) -> None:
     first, second = fill(upstream, 1), fill(upstream, 2)

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -13,12 +15,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from repository import ROOT, own_dataset
 from source_remotes import SOON, Upstream, git, packed
 
 from traceproof.checkouts import packages as package
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.packages import download_sdist
-from traceproof.checkouts.pins import NAME, ORIGINS, Pin, State, lock_digest, read_lock, resolve, write_lock
+from traceproof.checkouts.pins import (
+    DATASET,
+    NAME,
+    ORIGINS,
+    Pin,
+    State,
+    lock_digest,
+    read_lock,
+    resolve,
+    write_lock,
+)
 from traceproof.cli import run
 from traceproof.cli.sources import clone_repos
 from traceproof.errors import TraceproofError
@@ -92,6 +105,15 @@ def test_a_mirror_is_git_s_own_affair(tmp_path: Path, upstream: Upstream, monkey
     assert (tmp_path / "sources" / "fla" / "fla" / "__init__.py").read_text() == "one"
 
 
+def test_the_user_s_own_ssh_command_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, called = tmp_path / "gitconfig", tmp_path / "called"
+    git(tmp_path, "config", "-f", str(config), "core.sshCommand", f"echo here > {called}; false")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    with pytest.raises(TraceproofError):
+        Git(tmp_path, SOON).network("ls-remote", "ssh://git@example.invalid/fla")
+    assert called.is_file()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -104,6 +126,18 @@ def test_a_mirror_is_git_s_own_affair(tmp_path: Path, upstream: Upstream, monkey
 def test_bad_options_are_said(tmp_path: Path, options: dict[str, list[str]], message: str) -> None:
     with pytest.raises(TraceproofError, match=message):
         bring(tmp_path, *(["mine"] if "release" in options else ["fla"]), **options)
+
+
+def test_the_rule_brings_what_is_pinned_and_nothing_else(tmp_path: Path) -> None:
+    dataset, lock, out = own_dataset(tmp_path / "data", "rmsnorm/rmsnorm_h96"), tmp_path / NAME, tmp_path / "out"
+    write_lock(lock, {DATASET: Pin(package="flashinfer-bench", version="0.1.2")})
+    before = lock.read_bytes()
+    options = {"lock": lock, "dataset": dataset, "origin": json.dumps({"path": str(dataset)}), "log": out / "log"}
+    command = [sys.executable, str(ROOT / "scripts" / "job.py"), "clone", "--out", str(out / "repos_config.json")]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, timeout=60)
+    assert list(json.loads((out / "repos_config.json").read_text())["repositories"]) == [DATASET]
+    assert lock.read_bytes() == before
 
 
 def test_a_lock_says_every_problem(tmp_path: Path) -> None:
@@ -198,7 +232,7 @@ def test_an_edited_package_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("wheel")
 def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceproofError, match=r"not the file that sources\.lock names"):
+    with pytest.raises(TraceproofError, match="not the file that was pinned"):
         package.bring_package(tmp_path / "fla", Pin(package="fla-core", version="1.0", sha256="0" * 64))
     assert not (tmp_path / "fla").exists()
 
@@ -227,7 +261,7 @@ def test_a_release_of_a_file_per_platform_has_several_digests_and_cloning_change
     assert bring(tmp_path, "fla")["fla"]["status"] == "cloned"
     assert (tmp_path / NAME).read_text() == before
     write_lock(tmp_path / NAME, {"fla": pin.model_copy(update={"sha256": ["0" * 64, "1" * 64]})})
-    with pytest.raises(TraceproofError, match=r"is not the file that sources\.lock names"):
+    with pytest.raises(TraceproofError, match="is not the file that was pinned"):
         bring(tmp_path, "fla")
 
 
@@ -308,26 +342,22 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     server.server_close()
 
 
-def serve(index: Index, data: bytes, *, as_json: bool) -> None:
-    files = [
-        {"filename": "tiny-0.9.tar.gz", "url": "../../files/old"},
-        {"filename": "tiny-1.0.tar.gz", "url": "../../files/tiny-1.0.tar.gz"},
-    ]
-    links = "".join(f'<a data-x="1" href="{file["url"]}#sha256={"0" * 64}">x</a>' for file in files)
-    page = json.dumps({"files": files}) if as_json else f"<!doctype html><html><body>{links}</body></html>"
+def serve(index: Index, data: bytes) -> None:
+    files = ("../../files/tiny-0.9.tar.gz", "../../files/tiny-1.0.tar.gz")
+    links = "".join(f'<a data-x="1" href="{file}#sha256={"0" * 64}">x</a>' for file in files)
+    page = f"<!doctype html><html><body>{links}</body></html>"
     index.pages["/simple/tiny/"] = ("text/html", page.encode())
     index.pages["/files/tiny-1.0.tar.gz"] = ("application/x-tar", data)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("as_json", [True, False])
 def test_a_source_package_is_a_file_and_nothing_of_it_runs(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     data = sdist(tmp_path)
-    serve(index, data, as_json=as_json)
+    serve(index, data)
     _, pin = package.bring_package(tmp_path / "out" / "tiny", Pin(package="tiny", version="1.0"))
     assert (tmp_path / "out" / "tiny" / "tiny" / "__init__.py").read_text() == "it = 1\n"
     assert pin.sha256 == hashlib.sha256(data).hexdigest()
@@ -336,9 +366,9 @@ def test_a_source_package_is_a_file_and_nothing_of_it_runs(
 
 def test_another_file_than_the_pin_names_is_refused(index: Index, tmp_path: Path) -> None:
     data = sdist(tmp_path)
-    serve(index, data, as_json=True)
+    serve(index, data)
     with pytest.raises(TraceproofError, match="not the file that was pinned"):
-        download_sdist("tiny", "1.0", tmp_path / "b", sha256="1" * 64)
+        package.bring_package(tmp_path / "b", Pin(package="tiny", version="1.0", sha256="1" * 64))
 
 
 def test_a_folder_of_links_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,10 +383,7 @@ def test_a_folder_of_links_serves_too(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 PAGES = {
-    "no JSON": b"{",
-    "a list": b'{"files": {"a": 1}}',
-    "no files": b"{}",
-    "other types": b'{"files": [1, null, {"filename": 3, "url": []}]}',
+    "no page": b"{}",
     "binary": b"\xff\xfe\x00" * 100,
     "nothing": b"",
     "another place": b'<a href="ftp://x/tiny-1.0.tar.gz">x</a><a href="file:///etc/passwd#tiny-1.0.tar.gz">',

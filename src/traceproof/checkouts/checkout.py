@@ -23,7 +23,7 @@ from traceproof.files import disk_errors, write_json
 from traceproof.programs import ProgressLine
 from traceproof.stacks import SourceOrigin
 
-NOTE = "traceproof.json"  # file in .git: the commit that this program checked out
+NOTE = "traceproof.json"  # file in git's folder: the commit that this program checked out
 PARTIAL = "--filter=blob:none"
 SHOWN = 10  # files that an error lists
 CONFIG = "repos_config.json"
@@ -127,7 +127,11 @@ def _finish(folder: Path, wanted: WantedCheckout, git: Git) -> None:
         state = "\n".join([f"HEAD is {head}", *changed, *(f"submodule {path} is empty" for path in empty)])
         todo = "Run the same command again; if it stays so, delete the folder."
         raise GitError(what, output=state, final=True, todo=todo)
-    write_json(folder / ".git" / NOTE, {"commit": wanted.commit, "url": wanted.url})
+    write_json(_note(git), {"commit": wanted.commit, "url": wanted.url})
+
+
+def _note(git: Git) -> Path:
+    return Path(git.local("rev-parse", "--absolute-git-dir").strip()) / NOTE  # a worktree's lies elsewhere
 
 
 def changes(git: Git) -> list[str]:
@@ -161,7 +165,7 @@ def _unchanged(target: Path, git: Git) -> str:
 def _expect_ours(target: Path, git: Git) -> None:
     """Refuse to replace a checkout with commits, branches or files that this program did not create."""
     try:
-        noted = json.loads((target / ".git" / NOTE).read_text(encoding="utf-8"))["commit"]
+        noted = json.loads(_note(git).read_text(encoding="utf-8"))["commit"]
     except (OSError, ValueError, KeyError, TypeError):
         noted = None
     foreign = [] if noted == git.commit("HEAD") else ["it stands on a commit that traceproof did not check out"]

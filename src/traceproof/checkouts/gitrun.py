@@ -16,6 +16,7 @@ from pathlib import Path
 import tenacity
 from tenacity import RetryCallState, Retrying
 
+from traceproof import programs
 from traceproof.errors import TraceproofError
 from traceproof.programs import HUB_TOKENS, without_secrets
 from traceproof.text import redacted
@@ -160,9 +161,11 @@ class Git:
         variables = os.environ if network else without_secrets()
         inherited = {key: value for key, value in variables.items() if key not in foreign}
         stall = max(1, round(self.patience.stall))
+        options = f"-o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval={stall} -o ServerAliveCountMax=1"
+        # the variable would replace a command that the user has configured
+        configured = network and programs.run(["git", "config", "core.sshCommand"], cwd=self.folder).stdout
         return {
-            "GIT_SSH_COMMAND": f"ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval={stall} "
-            "-o ServerAliveCountMax=1",
+            **({} if configured else {"GIT_SSH_COMMAND": f"ssh {options}"}),
             "GIT_HTTP_LOW_SPEED_LIMIT": "1",
             "GIT_HTTP_LOW_SPEED_TIME": str(stall),
             **inherited,

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
@@ -23,7 +23,6 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import requests
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel
 
 from traceproof import programs
 from traceproof.checkouts.pins import Pin, State
@@ -33,7 +32,6 @@ from traceproof.files import disk_errors, write_json
 
 NOTE = ".traceproof-source.json"  # file in an unpacked package: its pin, and the digest of its files
 PUBLIC = "https://pypi.org/simple"
-ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 SECONDS = 15.0  # to connect, and between two parts of an answer
 PIECE = 1 << 20  # bytes
 HREF = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
@@ -55,14 +53,7 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
                 return State.PRESENT, (pin if pin.digests else present)
         with tempfile.TemporaryDirectory(prefix=f".fetching-{target.name}-", dir=target.parent) as scratch:
             archive = _download(pin, Path(scratch) / "download")
-            sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-            if pin.digests and sha256 not in pin.digests:
-                problems = [f"expected sha256 {digest}" for digest in sorted(pin.digests)]
-                problems.append(f"got      sha256 {sha256}")
-                todo = "Run again in case the download was damaged; if it stays so, find out why first. A release "
-                todo += "may have one file per platform: then sources.lock lists the sha256 of each."
-                what = f"{archive.name} is not the file that sources.lock names"
-                raise TraceproofError(what, problems=problems, todo=todo)
+            sha256 = checked_digest(archive, pin.digests)
             unpacked = Path(scratch) / "unpacked"
             unpack(archive, unpacked)
             content = unpacked / (pin.folder or ".")
@@ -107,12 +98,24 @@ def _present(target: Path) -> Pin | None:
 def _download(pin: Pin, folder: Path) -> Path:
     """Download the wheel; the source package if there is none, or if only a folder of it is wanted."""
     if pin.folder is not None:
-        return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
+        return download_sdist(str(pin.package), str(pin.version), folder)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), f"{pin.package}=={pin.version}"]
     if programs.run(command).returncode == 0:
         return next(folder.iterdir())
-    return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
+    return download_sdist(str(pin.package), str(pin.version), folder)
+
+
+def checked_digest(file: Path, wanted: Collection[str]) -> str:
+    """A downloaded file's sha256. Raises TraceproofError: it is none of the wanted ones (empty: any is right)."""
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if wanted and digest not in wanted:
+        problems = [*(f"expected sha256 {one}" for one in sorted(wanted)), f"got      sha256 {digest}"]
+        todo = "Run again in case the download was damaged; if it stays so, find out why first. A release may "
+        todo += "have one file per platform: then sources.lock lists the sha256 of each."
+        raise TraceproofError(f"{file.name} is not the file that was pinned", problems=problems, todo=todo)
+    return digest
 
 
 def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
@@ -152,10 +155,10 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.name, read
 
 
-def download_sdist(package: str, version: str, folder: Path, *, sha256: str | None = None) -> Path:
+def download_sdist(package: str, version: str, folder: Path) -> Path:
     """Download the source package of a version into a new folder; returns its path.
 
-    Raises TraceproofError: there is none, it can not be fetched, or its digest is wrong.
+    Raises TraceproofError: there is none, or it can not be fetched.
     """
     options, name = _pip_options(), canonicalize_name(package)
     indexes = [options.get("index-url", PUBLIC), *options.get("extra-index-url", "").split()]
@@ -169,7 +172,7 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
             try:
                 for file, url in _links(session, place):
                     if _is_sdist(file, package, version):
-                        return _fetched(session, url, folder / Path(file).name, sha256)
+                        return _fetched(session, url, folder / Path(file).name)
             except (OSError, ValueError) as error:  # also of requests; the next place may have it
                 problems.append(f"{place}: {' '.join(str(error).split())[:300]}")
             else:
@@ -199,8 +202,8 @@ def _is_sdist(name: str, package: str, version: str) -> bool:
         return False
 
 
-def _fetched(session: requests.Session, url: str, target: Path, sha256: str | None) -> Path:
-    """Copy a file from a folder or a server. Raises TraceproofError: its digest is wrong."""
+def _fetched(session: requests.Session, url: str, target: Path) -> Path:
+    """Copy a file from a folder or a server."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if "://" in url:
         with session.get(url, stream=True, timeout=SECONDS) as answer, target.open("wb") as file:
@@ -209,12 +212,6 @@ def _fetched(session: requests.Session, url: str, target: Path, sha256: str | No
                 file.write(piece)
     else:
         shutil.copyfile(url, target)
-    with target.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if sha256 not in {None, digest}:
-        problems = [f"expected sha256 {sha256}", f"got      sha256 {digest}"]
-        todo = "Run again in case the download was damaged; if it stays so, find out why first."
-        raise TraceproofError(f"{target.name} is not the file that was pinned", problems=problems, todo=todo)
     return target
 
 
@@ -234,29 +231,12 @@ def _pip_options() -> dict[str, str]:
 
 
 def _links(session: requests.Session, place: str) -> Iterator[tuple[str, str]]:
-    """(name, address) of the files in a folder, or on a page in JSON or HTML. Raises OSError, ValueError."""
+    """(name, address) of the files in a folder, or on an index's page. Raises OSError, ValueError."""
     if "://" not in place:
         yield from ((file.name, str(file)) for file in sorted(Path(place).expanduser().iterdir()))
         return
-    answer = session.get(place, headers={"Accept": ACCEPT}, timeout=SECONDS)
+    answer = session.get(place, headers={"Accept": "text/html"}, timeout=SECONDS)
     answer.raise_for_status()
-    if answer.text.lstrip().startswith("{"):
-        page = IndexPage.model_validate_json(answer.content)
-        yield from ((file.filename, urljoin(place, file.url)) for file in page.files)
-        return
     for href in HREF.findall(answer.text):
         url = urldefrag(urljoin(place, html.unescape(href))).url
         yield unquote(urlsplit(url).path.rpartition("/")[2]), url
-
-
-class IndexFile(BaseModel):
-    """A file on an index page in JSON."""
-
-    filename: str
-    url: str
-
-
-class IndexPage(BaseModel):
-    """An index page in JSON."""
-
-    files: list[IndexFile]

