@@ -5,6 +5,7 @@ rule publish:
         stack=FLOW.record(MAIN),
         generated=rules.tests.output,
         tests=f"{FLOW.run}/tests.json",
+        lock=FLOW.lock,
     output:
         f"{FLOW.run}/publish/dry-run.json",
     log:

@@ -11,6 +11,6 @@ rule site:
     localrule: True
     params:
         folders=[f"--results={FLOW.results}", f"--run={FLOW.run}"],
-        code=code_digest("site", "run"),
+        code=code_digest("site", "run", "publish/verified.py"),
     shell:
         "python scripts/job.py site {params.folders:q} --out {output:q} --log {log:q}"
