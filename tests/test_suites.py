@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import combinations, product
@@ -410,6 +411,16 @@ def test_two_commits_are_compared_without_a_checkout(tmp_path: Path) -> None:
     assert tree.read(["pkg/alone.py"]) == {"pkg/alone.py": b"VALUE = 1\n"}
 
 
+def test_names_of_any_bytes_are_told_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    upstream = Upstream(tmp_path / "repository")
+    before = upstream.commit(dict(FILES))
+    (upstream.folder / os.fsdecode(b"test_\xe9\x1b.py")).write_text("import pkg.alone\n")
+    after = upstream.commit({"pkg/alone.py": "VALUE = 2\n"})
+    dependents(root=upstream.folder, between=(before, after), json_file=tmp_path / "told.json")
+    assert "test_\\udce9\\x1b.py" in capsys.readouterr().out
+    assert any("\udce9" in name for name in json.loads((tmp_path / "told.json").read_text())["tests"])
+
+
 def test_bad_use_is_said(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     with pytest.raises(TraceproofError, match="--changed FILE"):
@@ -421,7 +432,10 @@ def test_bad_use_is_said(tmp_path: Path) -> None:
 LETTERS = {"a": ("1", "2"), "b": ("x", "y"), "c": ("p", "q", "r")}
 TOY = Space(op_type="toy", axes=LETTERS, reachable=lambda given: (given.get("a"), given.get("b")) != ("2", "y"))
 FLA_SUITE = """
+import os
 import pytest
+
+os.write(1, b"a library's banner, below Python's stdout\\n")
 
 @pytest.mark.parametrize("varlen", [False, True])
 @pytest.mark.parametrize(("T", "H", "HV", "D", "expand_v"), [(64, 2, 2, 64, 1), (100, 2, 4, 64, 2)])
@@ -434,6 +448,11 @@ def test_chunk(varlen, T, H, HV, D, expand_v, dtype):
 @pytest.mark.parametrize("T", [63])
 def test_chunk_bwd(T, initial_state):
     assert T == 63
+
+@pytest.mark.parametrize("norm", [True])
+def test_states_in_the_code(norm):
+    out, state = chunk(1, initial_state=zeros(1), output_final_state=True, safe_gate=False, qk_norm=norm)
+    out.backward()
 """
 
 
@@ -464,8 +483,12 @@ def test_a_library_suite_is_collected(tmp_path: Path) -> None:
     path.write_text(FLA_SUITE)
     found = of_suite(path, python=sys.executable)
     missing = [gap.missing for gap in found.gaps]
-    assert found.cases == 10
-    assert {"layout": "variable"} not in missing
+    assert found.cases == 11
+    said = ({"layout": "variable"}, {"initial_state": "yes"}, {"final_state": "yes"}, {"qk_norm": "yes"})
+    assert not any(gap in missing for gap in said)
+    pairs = [gap.missing for gap in found.pair_gaps]
+    for direction in ("forward", "backward"):  # a test that runs backward has compared the forward, too
+        assert {"direction": direction, "final_state": "yes"} not in pairs
     assert {"safe_gate": "yes"} in missing
     path.write_text("")
     with pytest.raises(TraceproofError, match="no test was collected"):
@@ -483,6 +506,7 @@ def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
     gated = read("test_kda", {"safe_gate": True, "use_beta_sigmoid": True}, ("torch", "gradcheck"))
     assert [gated["safe_gate"], gated["beta_sigmoid"], gated["verifier"]] == ["yes", "in kernel", "gradcheck"]
     assert read("test_kda", {"cu_seqlens": "tensor([0, 15])", "T": "x"})["length"] == "whole chunks"
+    assert read("test_kda", {}, ("naive_kda", "backward"))["direction"] == "backward"
     assert read("test_kda", {}, ("naive_kda", "assert_close"))["verifier"] == "reference"
     assert read("test_kda", {}, ("isfinite", "chunk_kda"))["verifier"] == "sanity"
     assert read("test_kda", {"verifier": "sanity"}, ("naive_kda",))["verifier"] == "sanity"

@@ -4,13 +4,16 @@
 packages that the tests import; collecting imports their modules and runs no test.
 """
 
+import ast
+import inspect
 import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,40 +116,49 @@ LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)
 SECONDS = 600.0  # limit on collecting a library's whole suite
 Parameters = Mapping[str, Any]
 VERIFIERS = ("reference", "gradcheck", "sanity")
+# axis -> names of parameters, or of arguments in a test's calls, that switch it on
+SWITCHES = {
+    "initial_state": ("initial_state", "use_initial_state", "h0", "has_state"),
+    "final_state": ("final_state", "output_final_state", "ht"),
+    "gate": ("use_gate_in_kernel", "gate_in_kernel", "gate"),
+    "beta_sigmoid": ("use_beta_sigmoid", "use_beta_sigmoid_in_kernel"),
+    "safe_gate": ("safe_gate", "use_safe_gate"),
+    "qk_norm": ("use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
+}
 
 
 def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chosen:
     """A parametrised test's values, from its name, its parameters, and names that its code uses."""
 
-    def yes(*named: str) -> str:
-        return "yes" if any(bool(parameters.get(name)) for name in named) else "no"
-
     def number(*named: str) -> float | None:
         return next((parameters[name] for name in named if isinstance(parameters.get(name), int | float)), None)
 
     variable = "varlen" in test or "cu_seqlens" in parameters or parameters.get("varlen")
+    variable = variable or str(parameters.get("layout")).startswith("var")
     length = parameters.get("T", parameters.get("seq_len", parameters.get("cu_seqlens")))
     ends = [n for n in (length if isinstance(length, list | tuple) else [0, length]) if isinstance(n, int | float)]
     key_heads, value_heads = number("H", "num_heads"), number("HV", "num_v_heads")
     grouped = key_heads is not None and value_heads is not None and value_heads > key_heads
     keys, values = number("K", "D", "head_dim"), number("V", "Dv", "head_v_dim")
     different = (keys is not None and values not in {None, keys}) or number("expand_v") not in {None, 1}
+    backward = _names_backward(test) or not {"backward", "grad"}.isdisjoint(names)
+    on = {axis: any(bool(parameters.get(name)) for name in named) for axis, named in SWITCHES.items()}
     return {
+        **{axis: "yes" if state else "no" for axis, state in on.items()},
         "layout": "variable" if variable else "dense",
-        "direction": "backward" if "bwd" in test or "backward" in test else "forward",
+        "direction": "backward" if backward else "forward",
         "length": "whole chunks" if all((b - a) % 64 == 0 for a, b in pairwise(ends)) else "part of a chunk",
-        "initial_state": yes("initial_state", "use_initial_state", "h0", "has_state"),
-        "final_state": yes("final_state", "output_final_state", "ht"),
-        "gate": yes("use_gate_in_kernel", "gate_in_kernel", "gate"),
         "beta": str(parameters.get("beta", "head")),
-        "beta_sigmoid": "raw" if yes("use_beta_sigmoid", "use_beta_sigmoid_in_kernel") == "no" else "in kernel",
-        "safe_gate": yes("safe_gate", "use_safe_gate"),
-        "qk_norm": yes("use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
+        "beta_sigmoid": "in kernel" if on["beta_sigmoid"] else "raw",
         "value_heads": "grouped" if grouped else "equal",
         "head_dims": "different" if different else "equal",
         "dtype": str(parameters.get("dtype", "unknown")).removeprefix("torch."),
         "verifier": _verifier(parameters, names),
     }
+
+
+def _names_backward(test: str) -> bool:
+    return "bwd" in test or "backward" in test
 
 
 def _verifier(parameters: Parameters, names: Collection[str]) -> str:
@@ -208,13 +220,17 @@ def of_suite(path: Path, *, python: str) -> Coverage:
     except subprocess.TimeoutExpired as error:
         todo = "Give fewer files as --tests."
         raise TraceproofError(f"{path}: its tests were not collected in {SECONDS:g} s", todo=todo) from error
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    # a library may print below Python's own stdout
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"test": ')]
     if not rows:
         messages = done.stderr.strip().splitlines()
         problems = [line for line in messages if line.startswith("E  ")] or messages  # prefer pytest's reasons
         todo = "Give an interpreter that has what the tests import as --python."
         raise TraceproofError(f"{path}: no test was collected", problems=problems[-5:], todo=todo)
-    return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
+    records = [(row["test"], read(row["test"], row["parameters"], row["names"])) for row in rows]
+    # a test whose code runs backward runs forward first, and compares both
+    both = [{**one, "direction": "forward"} for test, one in records if not _names_backward(test)]
+    return replace(cover(SPACE, [*(one for _, one in records), *both]), cases=len(rows))
 
 
 # Run as a program, in the library's environment.
@@ -230,9 +246,30 @@ class Collector:
         """Record every collected test, with its fixtures' parameters."""
         for item in session.items:
             name, callspec = getattr(item, "originalname", None) or item.name, getattr(item, "callspec", None)
-            parameters = dict(callspec.params) if callspec is not None else {}
-            names = _names(getattr(item, "function", None))
-            self.rows.append({"test": name, "parameters": parameters, "names": names})
+            function, of_case = getattr(item, "function", None), dict(getattr(callspec, "params", {}))
+            parameters = _given(function, of_case) | of_case
+            self.rows.append({"test": name, "parameters": parameters, "names": _names(function)})
+
+
+def _given(function: Any, parameters: Parameters) -> dict[str, Any]:  # noqa: ANN401 - a test
+    """What a test's calls give for names of SWITCHES: a literal, a parameter's value, else True."""
+    known = {name for names in SWITCHES.values() for name in names}
+    given: dict[str, Any] = {}
+    try:
+        code = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # no function of a file
+        return given
+    for node in ast.walk(code):
+        for argument in node.keywords if isinstance(node, ast.Call) else ():
+            if argument.arg in known:
+                match argument.value:
+                    case ast.Constant(value=value):
+                        given[argument.arg] = given.get(argument.arg) or value
+                    case ast.Name(id=name) if name in parameters:
+                        given[argument.arg] = given.get(argument.arg) or parameters[name]
+                    case _:
+                        given[argument.arg] = True
+    return given
 
 
 def _names(function: object) -> list[str]:

@@ -97,6 +97,7 @@ def end(target: Path | None, value: Mapping[str, Any], text: str = "", *, bad: b
 def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
     """Write a result as JSON to a file, or to stdout if that is `-`; None writes nothing."""
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    text = text.encode(errors="backslashreplace").decode()  # names of files may have any bytes
     if target is not None and str(target) == STDOUT:
         sys.stdout.write(text)
     elif target is not None:

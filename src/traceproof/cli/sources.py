@@ -24,7 +24,7 @@ from traceproof.errors import TraceproofError
 from traceproof.programs import telling
 from traceproof.run.flow import Pipeline
 from traceproof.stacks import PACKAGES
-from traceproof.text import has_credentials, redacted
+from traceproof.text import has_credentials, printable, redacted
 
 SHOWN = 40  # lines per list in the terminal; --json has all
 PARTS_SHOWN = 3  # changed parts shown per op_type
@@ -252,7 +252,7 @@ def _dependents_text(answer: Mapping[str, Any]) -> str:
         lines += [f"  {path}", *(f"      {step}" for step in steps)]
     if len(answer["tests"]) > SHOWN:
         lines.append(f"  ... and {len(answer['tests']) - SHOWN} more; --json has all")
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 # bisect.
