@@ -423,6 +423,10 @@ def test_a_way_that_fails_is_a_row_with_its_number() -> None:
     assert found[-1].reason == "crash"
     assert "exited with code 70" in table(found)
     assert "wrong value" not in table(found)
+    marked = found[-1].model_copy(
+        update={"message": "no [heads, rows] below [/usr] :warning:"}
+    )  # none of it is markup
+    assert "no [heads, rows] below [/usr] :warning:" in table([marked])
     refused: dict[str, Any] = {
         "output": "*",
         "verdict": "skip",

@@ -225,6 +225,9 @@ def test_a_certificate_says_what_was_asked_run_and_seen(process: Judge, tmp_path
     assert certificate.versions["torch"]
     assert Certificate.model_validate_json(as_json(certificate)) == certificate
     assert "ACCEPTED: mine for rmsnorm_h96" in table(certificate)
+    first = certificate.properties[0].model_copy(update={"detail": "raised [/x] of [rows]"})  # which is no markup
+    marked = certificate.model_copy(update={"properties": (first,)})
+    assert "raised [/x] of [rows]" in table(marked)
 
 
 def test_a_page_escapes_whatever_a_solution_says(process: Judge, tmp_path: Path) -> None:

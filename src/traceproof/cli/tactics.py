@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from traceproof.cli import options, run
 from traceproof.dataset.definition import Definition
@@ -22,7 +21,7 @@ from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
 from traceproof.programs import nvidia_smi, telling
 from traceproof.reasons import Error, Skip, Verdict
-from traceproof.run.report import headed
+from traceproof.run.report import headed, plain
 from traceproof.run.schema import WHOLE, ClosedModel, environment_of
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Reply, Status
@@ -174,7 +173,7 @@ def table(rows: Sequence[TacticRow]) -> str:
         numbers = [*(str(counts[kind]) for kind in kinds), f"{max(margins):.3g}" if margins else ""]
         names = (name, backend or "by default", printable(tactic) or "by default")
         grid.add_row(*names, *numbers, printable(says)[:200])
-    Console(file=out, width=WIDTH).print(grid)
+    plain(out, width=WIDTH).print(grid)
     refused: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         if row.reason == Skip.UNSUPPORTED and row.message.startswith(WRONG_VALUE):

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import IO, Any, TypedDict
 
 from rich.console import Console
 from rich.table import Table
@@ -444,7 +444,7 @@ def _kind(row: schema.VerdictRow, known: Known, stacks: Mapping[str, Mapping[str
 def table(summary: Mapping[str, Any]) -> str:
     """The table, findings and sentences, as text for a terminal or a log."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH)
+    console = plain(out)
     nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
     columns = ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip")
     grid = headed("Verdicts (one row per case output)", ("op_type", "implementation"), columns, "skipped because")
@@ -460,7 +460,7 @@ def table(summary: Mapping[str, Any]) -> str:
     console.print(grid)
     for name, skips in sorted(idle.items()):
         told = f"Not run here: {name} ({_counted(dict(sorted(skips.items())))})"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        console.print(told, soft_wrap=True)
     if any(one["grade"] not in {Grade.PROVED, Grade.CHECKED, None} for one in summary["definitions"].values()):
         console.print(_grades(summary))
     texts: list[str] = []
@@ -470,7 +470,7 @@ def table(summary: Mapping[str, Any]) -> str:
     for text in (*texts, f"\n{sentence(summary)}", *sentences(summary)):
         # line breaks are ours; other control characters are anybody's
         safe = "\n".join(map(printable, text.split("\n")))
-        console.print(safe, markup=False, highlight=False, soft_wrap=True)
+        console.print(safe, soft_wrap=True)
     return out.getvalue()
 
 
@@ -521,6 +521,11 @@ def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence
     text = "Nothing was compared: the selected definitions of the dataset have no op_type of family"
     text += f" {family} ({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
     return f"{text}{present and f'; families: {present}'}. Change `dataset` or `selection` in config.yaml."
+
+
+def plain(out: IO[str], *, width: int = WIDTH, record: bool = False) -> Console:
+    """A console for tables and texts that others may have written: nothing in them is markup."""
+    return Console(file=out, width=width, record=record, markup=False, emoji=False, highlight=False)
 
 
 def headed(title: str, words: Iterable[str], numbers: Iterable[str] = (), *last: str) -> Table:

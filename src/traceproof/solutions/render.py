@@ -8,11 +8,10 @@ from rich.console import Console
 
 from traceproof.dataset.records import Trace
 from traceproof.reasons import Verdict
-from traceproof.run.report import headed
+from traceproof.run.report import headed, plain
 from traceproof.solutions.records import Certificate, SpeedResult, Times
 from traceproof.text import printable
 
-WIDTH = 118
 SHOWN = 6  # reasons below the table; the certificate has all
 
 
@@ -37,16 +36,16 @@ def facts(certificate: Certificate) -> list[tuple[str, str]]:
 def table(certificate: Certificate) -> str:
     """The certificate as text for a terminal."""
     out = io.StringIO()
-    _show(certificate, Console(file=out, width=WIDTH))
+    _show(certificate, plain(out))
     return out.getvalue()
 
 
 def page(certificate: Certificate) -> str:
     """The certificate as an HTML page that loads nothing, with all facts and reasons."""
-    console = Console(file=io.StringIO(), width=WIDTH, record=True)
+    console = plain(io.StringIO(), record=True)
     _show(certificate, console, reasons=None)
     for name, value in [*facts(certificate), ("repeat", certificate.repeat)]:
-        console.print(f"{name:24}  {printable(value)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name:24}  {printable(value)}", soft_wrap=True)
     return console.export_html(inline_styles=True)
 
 
@@ -78,7 +77,7 @@ def _show(certificate: Certificate, console: Console, reasons: int | None = SHOW
                 grid.add_row(printable(speed.case), *figures(speed, times))
         console.print(grid)
     for text in _closing(certificate, reasons):
-        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), soft_wrap=True)
 
 
 def _closing(certificate: Certificate, reasons: int | None) -> Iterator[str]:

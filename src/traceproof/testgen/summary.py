@@ -5,13 +5,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypedDict
 
-from rich.console import Console
-
 from traceproof.run.known import Known
-from traceproof.run.report import headed
+from traceproof.run.report import headed, plain
 from traceproof.testgen.running import BAD, SHOWN, DefinitionTestRow, failure_line
 
-WIDTH = 118
 Versions = Mapping[str, Mapping[str, str]]  # stack -> package -> version
 
 
@@ -64,12 +61,11 @@ def counted(rows: Iterable[Judged]) -> dict[tuple[str, str], Counter[str]]:
 def table(report: TestsReport) -> str:
     """Counts and failures, as text for a terminal or a log."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH)
     outcomes = ("passed", "failed", "error", "known", "skipped")
     grid = headed("Generated tests (one row per op_type and environment)", ("op_type", "stack"), outcomes)
     for (op_type, stack), counts in counted(report["rows"]).items():
         grid.add_row(op_type, stack, *(str(counts[outcome]) for outcome in outcomes))
-    console.print(grid)
+    plain(out).print(grid)
     new = [row for row in report["rows"] if _is_new(row)]
     lines = [failure_line(row) for row in new[:SHOWN]]
     if len(new) > SHOWN:
