@@ -18,7 +18,10 @@ import torch
 from definitions import GOOD, rmsnorm, write
 
 from traceproof.audit import audit
+from traceproof.checkouts import pins
+from traceproof.cli import main
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.fetch import FETCHED
 from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import DatasetTree, read_tree
 from traceproof.errors import TraceproofError
@@ -70,6 +73,17 @@ def everything(root: Path, *, force: bool = False) -> Generated:
 
 __all__ = ["dataset"]
 SAMPLES = Path(__file__).parent / "dataset"
+
+
+def test_the_clone_that_repos_config_names_is_the_dataset_unless_it_was_fetched(dataset: Path) -> None:
+    config = dataset / "repos_config.json"
+    config.write_text(json.dumps({"repositories": {pins.DATASET: {"path": str(dataset), "status": "cloned"}}}))
+    (dataset / FETCHED).touch()
+    for code, written in ((2, False), (0, True)):
+        with pytest.raises(SystemExit) as ended:
+            main(["add-reference-tests", "--repos-config", str(config)])
+        assert (ended.value.code, (dataset / PLACE / "test_rmsnorm_a.py").is_file()) == (code, written)
+        (dataset / FETCHED).unlink(missing_ok=True)
 
 
 @cache

@@ -123,8 +123,14 @@ def test_alone_they_draw_and_compare_themselves(written: Path) -> None:
     assert "no_cuda: flashinfer needs a CUDA device" in done.stdout
     assert "torch: 2/4 passed, 0 skipped" in done.stdout
     assert "flashinfer: 0/0 passed, 4 skipped" in done.stdout
-    assert done.stdout.count("reference against torch[output]: max_abs") >= 4
-    assert "expected" in done.stdout.partition("fewer than 100% within 0.008, 0.01")[2][:200]
+    shown = done.stdout.partition("reference against torch[output]: Max absolute difference: ")[2][:500]
+    for figure in ("Mean absolute", "Max relative", "Mean relative"):
+        assert f" {figure} difference: " in shown
+    assert "  Cosine similarity: 1.000000, MSE: " in shown
+    assert "  Hit ratio: 100.00% (need >= 100.00%)\n  PASSED: outputs match within tolerance (atol=0.008" in shown
+    assert "  FAILED: outputs differ beyond tolerance (atol=0.008, rtol=0.01)" in done.stdout
+    told = done.stdout.partition("beyond tolerance; Top-5 absolute error locations:\n  [")[2]
+    assert "]: ref=" in told[:200]
     assert run_pytest(written, "--tolerance=0.5", "-k", "not own", alone=True).returncode == 0
 
 

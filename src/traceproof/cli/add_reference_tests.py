@@ -12,7 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from traceproof.checkouts.pins import DATASET
 from traceproof.cli import options, run
+from traceproof.dataset.fetch import FETCHED
+from traceproof.dataset.tree import is_dataset
 from traceproof.environments.building import built, resolve
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
@@ -31,11 +34,15 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     everything: options.Everything = False,
     definitions_dir: Annotated[
         Path | None,
-        typer.Option(help="A dataset's definitions/: all, if none are named; else the configured one's."),
+        typer.Option(
+            help="A dataset's definitions/: all, if none are named; else the clone of --repos-config, or the "
+            "configured dataset."
+        ),
     ] = None,
     output_dir: options.OutputDir = None,
     repos_config: Annotated[
-        Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
+        Path | None,
+        typer.Option(help="A repos_config.json of clone-repos: where FlashInfer, SGLang and the dataset are."),
     ] = None,
     test_sizes: Annotated[
         list[str] | None, typer.Option("--test-sizes", help=f"Sizes: {' '.join(SIZES)}; small medium if left out.")
@@ -58,7 +65,11 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise TraceproofError(f"--tolerance {tolerance}: expected a finite number from 0")
-    paths = _paths(repos_config) | run.without_none(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
+    clones = _paths(repos_config)
+    paths = clones | run.without_none(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
+    clone = clones.get(DATASET)
+    if definitions_dir is None and output_dir is None and clone is not None and is_dataset(clone):
+        definitions_dir = None if (clone / FETCHED).exists() else clone  # a fetched dataset is not changed
     root, out = _places(definitions_dir, output_dir)
     order = GenerateOptions(
         root=root,
