@@ -28,7 +28,7 @@ def run(text: str | None, *command: str) -> None:
     Raises:
         SystemExit: 2, with what to do, where it can not be installed; 130 on an interrupt.
     """
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    if text and {"-h", "--help"} & set(sys.argv[1:]):
         sys.stdout.write(f"usage: python3 {sys.argv[0]} [arguments]\n\n{text}")
         return
     try:

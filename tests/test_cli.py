@@ -181,6 +181,19 @@ def test_jobs_may_take_most_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) 
     assert programs.memory_for_jobs() == {"mem_mb": 85 << 10, "gpu_mb": 950}
 
 
+def test_a_container_s_limit_counts_and_files_that_it_read_do_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(programs, "CGROUP", tmp_path)
+    free = programs.available_memory()
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 1000\n")
+    (tmp_path / "memory.current").write_text("5000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert abs(programs.available_memory() - free) < 1 << 30
+    (tmp_path / "memory.max").write_text("10000\n")
+    assert programs.available_memory() == 6000
+
+
 DATASET = Path(__file__).resolve().parent / "dataset"
 
 

@@ -393,7 +393,8 @@ def test_a_solution_is_written_as_it_was_read() -> None:
         "binding": "torch",
         "destination_passing_style": False,
     }
-    for solution in (SOLUTION, full):
+    theirs = SOLUTION | {"name": "fast norm, v2", "author": "Ada Lovelace (team 3)"}  # any text is a name there
+    for solution in (SOLUTION, full, theirs):
         read = Solution.model_validate(solution)
         assert written(read.as_json()) == written(solution)
         assert read.entry_file == "main.py"

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 
 from traceproof.checkouts.sources import FileTree, parents
 from traceproof.dataset.tree import paused_collection
-from traceproof.files import parse_quietly
+from traceproof.files import parse_quietly, statements
 from traceproof.text import names
 
 IMPORTERS = names("import_module __import__ importorskip find_spec run_module run_path")
@@ -62,7 +62,12 @@ def imports_of(content: bytes) -> Iterator[Import]:
     """The imports of a Python file. Raises SyntaxError, ValueError or RecursionError: it can not be parsed."""
     module = parse_quietly(content)
     dynamic = DYNAMIC.search(content) is not None
-    yield from _statements(module.body)
+    for statement in statements(module.body):
+        match statement:
+            case ast.Import(names=aliases):
+                yield from (Import(alias.name, line=statement.lineno) for alias in aliases)
+            case ast.ImportFrom(module=name, names=aliases, level=level):
+                yield Import(name or "", tuple(alias.name for alias in aliases), level, statement.lineno)
     for node in ast.walk(module) if dynamic else ():
         match node:
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[first, *_]):
@@ -77,24 +82,6 @@ def imports_of(content: bytes) -> Iterator[Import]:
     if dynamic and any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in module.body):
         # Attributes created on demand are most often submodules, by a table in any form.
         yield Import("", level=1, how="may import on demand")
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[Import]:
-    """Import statements at any depth; expressions contain none, so they are not walked."""
-    for node in body:
-        match node:
-            case ast.Import(names=aliases):
-                yield from (Import(alias.name, line=node.lineno) for alias in aliases)
-            case ast.ImportFrom(module=module, names=aliases, level=level):
-                yield Import(module or "", tuple(alias.name for alias in aliases), level, node.lineno)
-            case ast.Match(cases=cases):
-                for case in cases:
-                    yield from _statements(case.body)
-            case _:
-                for field in ("body", "orelse", "finalbody"):
-                    yield from _statements(getattr(node, field, []))
-                for handler in getattr(node, "handlers", []):
-                    yield from _statements(handler.body)
 
 
 class Graph:

@@ -45,7 +45,6 @@ GPU_GB = 6.5  # of CUDA, torch and a ground truth, installed; measured over all 
 LEAST_GB = 2.0  # free space that a first run needs for datasets and outputs, in addition to installations
 VERSION_SECONDS, LAYER_SECONDS = 10.0, 30.0  # limits on querying a program's version, and on trying all layers
 QUERY = "index,name,compute_cap,memory.total,driver_version"
-CGROUP = Path("/sys/fs/cgroup/memory.max")  # limit of a container, in bytes
 SYSCTL = Path("/proc/sys")
 SOURCE = str(Path(__file__).resolve().parents[1])
 TRY_LAYERS = (
@@ -190,8 +189,8 @@ def check_memory(look: Look) -> CheckRow:
     """Check the memory of the machine, or of the container if that has less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no limit, or "max"
-        total = min(total, int(CGROUP.read_text(encoding="ascii")))
-    limit, free = look.config.limits.memory_gb, min(total, programs.available_memory())
+        total = min(total, int((programs.CGROUP / "memory.max").read_text(encoding="ascii")))
+    limit, free = look.config.limits.memory_gb, programs.available_memory()
     found = f"{total / GIB:.1f} GiB, {free / GIB:.1f} free; one case may use {limit:g}"
     if total >= limit * GIB:
         return CheckRow(name="memory", found=found)

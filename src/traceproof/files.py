@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,16 @@ def parse_quietly(source: str | bytes) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return parsed(source)
+
+
+def statements(body: Iterable[ast.AST], *, inside: tuple[type[ast.AST], ...] = (ast.AST,)) -> Iterator[ast.stmt]:
+    """Statements of a body, and those inside of statements of these types at any depth, outer ones first."""
+    for node in body:
+        if isinstance(node, ast.stmt):
+            yield node
+        if isinstance(node, (ast.ExceptHandler, ast.match_case, *inside)):
+            for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+                yield from statements(getattr(node, field, ()), inside=inside)
 
 
 def _expect_plain(status: os.stat_result, most: int) -> None:

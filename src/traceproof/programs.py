@@ -35,6 +35,7 @@ HARMLESS = re.compile(
     r"PATH|LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|TMPDIR|LD_LIBRARY_PATH|CUDA_[A-Z_]+|NVIDIA_[A-Z_]+|OMP_[A-Z_]+|MKL_[A-Z_]+"
     r"|TORCH_[A-Z_]+|TRITON_[A-Z_]+|PYTHONPATH|PYTHONHASHSEED|PYTHONUTF8|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
 )
+CGROUP = Path("/sys/fs/cgroup")  # of a container; version 2
 CLEAR = "\r\x1b[K"  # of a terminal's line
 LIVE_SECONDS, LINE_SECONDS = 0.1, 5.0  # between updates of a line of progress: on a terminal, and elsewhere
 # until a wait is first reported, and the longest time between reports, which doubles each time
@@ -81,10 +82,15 @@ def choose_gpu() -> None:
 
 
 def available_memory() -> int:
-    """Bytes of memory that programs can still get on this machine."""
+    """Bytes of memory that programs can still get on this machine, or in this container if that is less."""
     with Path("/proc/meminfo").open(encoding="ascii") as lines:
         sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-        return int(next(sizes, "0")) * 1024
+        free = int(next(sizes, "0")) * 1024
+    with suppress(OSError, ValueError, KeyError):  # no container, or no limit: "max"
+        limit, used = (int((CGROUP / name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+        kinds = dict(line.split() for line in (CGROUP / "memory.stat").read_text("ascii").splitlines())
+        free = min(free, limit - used + int(kinds["inactive_file"]))  # pages of files that the kernel drops first
+    return max(0, free)
 
 
 def memory_for_jobs() -> dict[str, int]:

@@ -131,7 +131,7 @@ class Trace(StrictRecord):
     """A workload of a definition and, except in workload lines, the result of a solution for it."""
 
     definition: Name
-    solution: Name | None = None
+    solution: Plain | None = None
     workload: Workload
     evaluation: Evaluation | None = None
 
@@ -192,10 +192,10 @@ class Build(StrictRecord):
 class Solution(StrictRecord):
     """An implementation of the definition named `definition`."""
 
-    name: Name
+    name: Plain
     definition: Name
     description: str | None = None
-    author: Name
+    author: Plain
     spec: Build
     sources: Annotated[tuple[SourceFile, ...], Field(strict=False, min_length=1)]
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -206,14 +205,12 @@ def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Pat
 
 def _run(command: Sequence[str], environment: str) -> None:
     """Run a program that builds an environment. Raises TraceproofError: it fails."""
-    done = subprocess.run(
-        command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=without_secrets()
-    )
+    done = programs.run(command)
     if done.returncode:
         raise TraceproofError(
             f"the environment {environment!r} could not be built: {' '.join(command[:6])} ... ended with "
             f"{done.returncode}",
-            problems=programs.last_lines(done.stdout),
+            problems=programs.last_lines(done.stdout + done.stderr),
             todo="Check the package index that pip and uv are set up for, or name an interpreter that has the "
             "packages in config.yaml (stacks.<name>.python).",
         )

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from traceproof.errors import TraceproofError
-from traceproof.files import parse_quietly
+from traceproof.files import parse_quietly, statements
 from traceproof.stacks import PACKAGES, TAGGED
 
 DEPTH = 20  # re-exports to follow before a circle is assumed
@@ -41,7 +41,7 @@ class Package:
         if not rest or depth == 0:
             return f"re-exports of {'.'.join((*module, *rest))} go in a circle" if rest else ""
         head, tail = rest[0], rest[1:]
-        for statement in _statements(_parse(file).body):
+        for statement in statements(_parse(file).body, inside=(ast.If, ast.Try, ast.With)):
             if isinstance(statement, ast.ImportFrom) and (source := self._source(module, statement)) is not None:
                 if source == module:  # `from . import x`: a module of this folder
                     continue
@@ -84,17 +84,6 @@ def _parse(file: Path) -> ast.Module:
     except (OSError, ValueError, SyntaxError) as error:
         todo = "Give a FlashInfer that this Python can read."
         raise TraceproofError(f"{file} can not be read as Python: {error}", todo=todo) from error
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when a module is imported, also those within if, try and with."""
-    for statement in body:
-        yield statement
-        for field in ("body", "orelse", "finalbody"):
-            if isinstance(statement, (ast.If, ast.Try, ast.With)):
-                yield from _statements(getattr(statement, field, []))
-        for handler in getattr(statement, "handlers", []):
-            yield from _statements(handler.body)
 
 
 def _names(statement: ast.stmt) -> Iterator[str]:
