@@ -267,6 +267,23 @@ def test_outputs_that_somebody_else_computed_need_no_axes() -> None:
         traceproof.assert_right("rmsnorm", [x, w], norm(x, w).float())
 
 
+@pytest.mark.parametrize(
+    ("form", "dtype", "largest"), [("fp8", torch.float8_e4m3fn, 448), ("int8", torch.int8, 127)]
+)
+def test_a_block_of_zeros_may_have_any_scale(form: str, dtype: torch.dtype, largest: int) -> None:
+    rows = torch.arange(-64, 64).repeat(3, 1).bfloat16()
+    rows[1, :64] = 0
+    blocks = rows.float().view(3, 2, 64)
+    for least in (0.0, 1e-10, 1.0):
+        scale = (blocks.abs().amax(-1) / largest).clamp_min(least / largest)
+        codes = torch.where(scale[..., None] > 0, blocks / scale[..., None], 0.0).view(3, 128)
+        outputs = {"q": codes.round().to(dtype) if form == "int8" else codes.to(dtype), "scale": scale}
+        traceproof.assert_right(f"quantize_{form}", [rows], outputs, num_blocks=2)
+        outputs["q"][1, 3] = 100
+        with pytest.raises(AssertionError, match="q: "):
+            traceproof.assert_right(f"quantize_{form}", [rows], outputs, num_blocks=2)
+
+
 def test_tensors_that_require_gradients_and_a_tensor_alone_are_judged_as_any_other() -> None:
     x, weight = X.clone().requires_grad_(), W.clone().requires_grad_()
     traceproof.assert_right("rmsnorm", [x, weight], norm(x, weight))

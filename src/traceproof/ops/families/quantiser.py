@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim
 from traceproof.ops.base import Tensors, rounded
+from traceproof.ops.cases import SEEN
 from traceproof.ops.compare import Close
 from traceproof.ops.families.blockscaled import MUTANTS, Over, ones, peak, quotient
 from traceproof.ops.formats import FP8_MAX, in_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
-from traceproof.ops.op import Op
+from traceproof.ops.op import LARGE_AND_SMALL, Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -47,11 +48,13 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         over: Over = quotient,
         code: Part = same,
     ) -> Tensors:
-        """`q = x / scale` [n h], with scale = max|block| / largest [n g] for g blocks per row."""
+        """`q = x / scale` [n h], with scale = max|block| / largest [n g] for g blocks per row; 0 of 0s."""
         x = wide["x"]
         blocks = in_blocks(x, x.shape[1] // (dim(wide.definition, "scale", 1) or 1))
         scale = scales(scale_of_peak(peaks(blocks)))
-        return {"q": code(over(blocks, scale[..., None])).reshape(x.shape), "scale": scale}
+        empty = blocks.abs().amax(-1) == 0  # kernels divide by a least scale, or leave 0
+        codes = torch.where(empty[..., None], 0.0, over(blocks, scale[..., None]))
+        return {"q": code(codes).reshape(x.shape), "scale": scale, "scale@free": empty}
 
     def to_codes(values: torch.Tensor) -> torch.Tensor:
         return to_code(values.clamp(-largest, largest))
@@ -67,6 +70,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         Form("x[n h] -> q[n h] scale[n g]", quantise),
         family="quantisation",
         gates={"q": codes, "scale": Close()},
+        unusual={**LARGE_AND_SMALL, SEEN: ()},  # kernels drop NaN in the largest magnitude
         roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
         lossless={"x": peaked},
         exact_on_gpu=lambda _: False,  # kernels may multiply by an inexact reciprocal
@@ -128,7 +132,7 @@ def _pytorch_quantiser(api: Api, definition: Definition, inputs: Given) -> Outpu
     )
     blocks = x.reshape(len(x), count, x.shape[1] // count)
     scale = api[AMAX](blocks.abs(), -1, keepdim=True) / (127.0 if whole else 448.0)
-    q = (blocks / scale).reshape(x.shape)
+    q = torch.where(scale > 0, blocks / scale, 0.0).reshape(x.shape)
     return rounded(definition, {"q": q.round() if whole else q, "scale": scale.squeeze(-1)})
 
 
