@@ -148,6 +148,10 @@ def test_a_change_costs_what_depends_on_it(verify: Verify, planned: OpTypePlan) 
     beta = planned.definitions["beta"].model_copy(update={"digest": "new"})
     verify(edited, plan=planned.model_copy(update={"definitions": {**planned.definitions, "beta": beta}}))
     assert edited.asked == [("beta", EVERY)]
+    tagged, of_beta = Stub(), planned.definitions["beta"].definition | {"tags": ["fi_api:flashinfer.norm.rmsnorm"]}
+    beta = planned.definitions["beta"].model_copy(update={"definition": of_beta})
+    verify(tagged, plan=planned.model_copy(update={"definitions": {**planned.definitions, "beta": beta}}))
+    assert tagged.asked == [("beta", TRUTHS)]
     hidden = Stub()
     others = {name: entry.model_copy(update={"nonce": 7}) for name, entry in planned.definitions.items()}
     verify(hidden, plan=planned.model_copy(update={"definitions": others}))

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traceproof.dataset.definition import FUNCTION
 from traceproof.digests import digest_file, digest_json
 from traceproof.files import write_json, write_text
 from traceproof.names import OP_TYPE, path_part
@@ -213,7 +214,9 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
         for case in entry.cases
         if is_reference or not case.hidden
     ]
-    facts = [entry.scaled_down, entry.no_oracle, entry.nonce if is_reference else 0]
+    # the function that a ground truth may call, which the definition's digest leaves out
+    called = [tag for tag in entry.definition.get("tags") or () if tag.startswith(FUNCTION) and not is_reference]
+    facts = [entry.scaled_down, entry.no_oracle, called, entry.nonce if is_reference else 0]
     code = [settings.code, settings.weak if is_reference else False]
     return digest_json(
         [entry.digest, facts, cases, name, code, [of_judge, environment and environment.record["digest"]]]
