@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.judge.arbitration import generic_mutants
-from traceproof.judge.output import judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import ALL_SIZES
@@ -121,10 +120,8 @@ def _same(outputs: Tensors, right: Tensors | None) -> bool:
 
 def is_refused(subject: SolvedCase, outputs: Tensors) -> bool:
     """Whether the judge refuses an output of a case."""
-    return any(
-        judge_output(outputs[name], subject.expected(name), tolerance=None).verdict != Verdict.PASS
-        for name in subject.op.judged(subject.definition)
-    )
+    made, judged = replace(subject, outputs=outputs), subject.op.judged(subject.definition)
+    return any(made.ruling(name, outputs[name]).verdict != Verdict.PASS for name in judged)
 
 
 def side_by_side(

@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,9 @@ def wrong(subject: SolvedCase, source: str, *, reference: bool) -> str:
     except Exception as error:  # noqa: BLE001 - a plant that raises is refused
         return f"{type(error).__name__}: {error}"
     values = returned if isinstance(returned, tuple | list) else [returned]
-    for name, value in zip(subject.definition.outputs, values, strict=False):
+    outputs = dict(zip(subject.definition.outputs, values, strict=False))
+    subject = replace(subject, outputs=outputs)
+    for name, value in outputs.items():
         ruling = subject.ruling(name, value, reference=reference)
         if ruling.verdict is not Verdict.PASS:
             return f"{subject.case.id}, {name}: {ruling.reason}"

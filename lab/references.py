@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -53,7 +54,8 @@ def proved(definition: Definition, donor: Definition) -> bool:
         except (RuntimeError, ValueError, IndexError, TypeError):
             return False
         outputs = (made,) if isinstance(made, torch.Tensor) else made
-        for name, one in zip(definition.outputs, outputs, strict=True):
+        subject = replace(subject, outputs=dict(zip(definition.outputs, outputs, strict=True)))
+        for name, one in subject.outputs.items():
             if subject.ruling(name, one, reference=True).verdict is not Verdict.PASS:
                 return False
     return tried

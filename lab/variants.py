@@ -25,7 +25,8 @@ from traceproof.ops.families.norm import rms_norm
 from traceproof.ops.families.product import matmul_in_blocks
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
 from traceproof.ops.families.sparse import best
-from traceproof.ops.formats import E2M1, FP4_BLOCK, FP8_MAX, requantise_fp8, to_bf16, to_fp8
+from traceproof.ops.formats import BLOCK as FP8_BLOCK
+from traceproof.ops.formats import E2M1, FP4_BLOCK, FP8_MAX, in_blocks, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide, has, same
 from traceproof.ops.gates import sigmoid, softplus
 
@@ -34,6 +35,16 @@ NORM_BY_PYTORCH = Variant("by PyTorch", norm=lambda x, eps: torch.nn.functional.
 FLOAT64 = Variant("float64, rounded once", precision="float64")
 BLOCK = 16  # keys
 FP4_MAX = 6.0
+
+
+def requantise_fp8(values: torch.Tensor, block: int = FP8_BLOCK) -> torch.Tensor:
+    """Values rounded to fp8 with a scale, amax / 448, per `block` of the last axis, and scaled back."""
+    blocks = in_blocks(values, block)
+    scale = blocks.abs().amax(-1, keepdim=True) / FP8_MAX
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return (to_fp8(blocks / scale) * scale).reshape(values.shape)
+
+
 in_mxfp8 = partial(requantise_fp8, block=32)  # as activations are kept beside fp4 weights
 
 

@@ -32,13 +32,13 @@ from traceproof.ops.families.norm import offset_of
 from traceproof.ops.families.rotary import ROPE
 from traceproof.ops.families.routing import FAVOURED, ChosenExperts, choice_of, margins, routing_of
 from traceproof.ops.families.sparse import fp8_keys
-from traceproof.ops.formats import E2M1, FP8_BITS_RMS, requantise_fp8, to_bf16, to_fp8
+from traceproof.ops.formats import E2M1, FP8_BITS_RMS, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide
 from traceproof.ops.gates import plain_softplus
 from traceproof.ops.op import Op
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve, solved
-from variants import requantise_fp4, variants_of
+from variants import requantise_fp4, requantise_fp8, variants_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ops.load("gemm", "gemm_n96_k160")
@@ -759,3 +759,125 @@ def test_inputs_that_leave_one_choice_are_not_told_apart() -> None:
     op = op_of(INDEXER)
     assert not op.tells_apart(INDEXER, short, other)
     assert op.tells_apart(INDEXER, short, short | {"block_table": ops.tensor(short, "block_table").flip(-1)})
+
+
+# Outputs of which each is right by itself must fit together.
+
+# By a part of a definition's name the largest value of blocks that may have either of two scales. Others may round
+# to bfloat16 before, which makes such blocks of any.
+EITHER_SCALE = {
+    "mxfp4_quantize": 6.0,
+    "mxfp8_quantize": 448.0,
+    "mxfp8_grouped": 448.0,
+    "pack_mxfp8": 448.0,
+    "dsv41_fp8": 448.0,
+    "dsv41_fp4": 6.375,
+    "nvfp4_quantize_k96": 6.375,
+    "nvfp4_kv": 6.375,
+    "nvfp4_quantize_append": 6.375,
+    "pack_nvfp4": 6.375,
+}
+SCALED = [
+    one
+    for one in ops.OWN
+    if registry.get(one.op_type).of_form(one).follows
+    and one.op_type not in {"moe_routing", "sampling", "quantize_fp8", "quantize_int8"}
+]
+
+
+def under_either_scale(subject: SolvedCase, largest: float | None) -> SolvedCase:
+    """The case with this largest value in each block, and scales of 1 for whole tensors; None: as it is."""
+    inputs = dict(subject.inputs)
+    for name, value in inputs.items() if largest else ():
+        if isinstance(value, float):
+            inputs[name] = 1.0
+        elif isinstance(value, torch.Tensor) and value.is_floating_point():
+            if value.dtype is torch.bfloat16:
+                inputs[name] = blocks = value.clamp(-3, 3)
+                blocks[..., ::16] = largest or 0.0
+            elif value.numel() == 1:
+                inputs[name] = torch.ones_like(value)
+    return replace(subject, inputs=inputs, oracle=subject.op.expected(subject.definition, inputs))
+
+
+@pytest.mark.parametrize("definition", SCALED, ids=lambda definition: definition.name)
+def test_codes_and_scales_that_are_right_one_by_one_must_fit_together(definition: Definition) -> None:
+    largest = next((value for name, value in EITHER_SCALE.items() if name in definition.name), None)
+    subject = under_either_scale(solve(definition, ops.case_named(definition, "large-1")), largest)
+    share = 2.0**-22 if largest else 2.0**-8
+    small, large = (
+        subject.op.varied(Variant("", scales=lambda scale, off=off: scale * off), subject) or {}
+        for off in (1 - share, 1 + share)
+    )
+    both = dict(small)
+    for codes, (scales, _) in subject.op.follows.items():
+        if scales == codes and codes in both:  # in the same bytes, behind the codes
+            split = both[codes][0].numel() * 32 // (33 if "fp8" in definition.name else 36)
+            parts = [small[codes].flatten(1)[:, :split], large[codes].flatten(1)[:, split:]]
+            both[codes] = torch.cat(parts, 1).view_as(small[codes])
+        elif codes in both:
+            both[scales] = large[scales]
+    follows = subject.op.follows.keys() & both.keys()
+    assert follows
+    for name in definition.outputs:
+        for made in (small, large):
+            assert replace(subject, outputs=made).ruling(name, made[name]).verdict is Verdict.PASS, name
+        if small[name].numel():
+            assert subject.ruling(name, both[name]).verdict is Verdict.PASS, name
+            together = replace(subject, outputs=both).ruling(name, both[name])
+            assert together.verdict is (Verdict.FAIL if name in follows else Verdict.PASS), name
+
+
+@pytest.mark.parametrize("name", ["nvfp4_quantize_k96", "mxfp8_quantize_k96"])
+def test_a_block_of_zeros_may_have_any_number_as_its_scale_and_no_other_codes(name: str) -> None:
+    definition = ops.load("quantization", name)
+    subject = solve(definition, ops.case_named(definition, "small-1"))
+    rows = next(iter(definition.inputs))
+    inputs = subject.with_inputs(**{rows: subject.tensor(rows) * 0})
+    subject = replace(subject, inputs=inputs, oracle=subject.op.expected(definition, inputs))
+    codes, scales = (subject.oracle[one] * 0 for one in ("quantized", "scales"))
+    codes = codes.to(torch.uint8) if name.startswith("nv") else codes.to(torch.float8_e4m3fn)
+    right = {"quantized": codes, "scales": scales.to(torch.uint8) + 56}
+    ones = {**right, "quantized": (codes.view(torch.uint8) + 0x11).view(codes.dtype)}
+    unscaled = {**ones, "scales": right["scales"] * 0}
+    not_a_number = {**right, "scales": right["scales"] * 0 + (127 if name.startswith("nv") else 255)}
+    for made, passes in ((right, True), (ones, False), (unscaled, name.startswith("nv")), (not_a_number, False)):
+        judged = replace(subject, outputs=made)
+        rulings = [judged.ruling(one, made[one]).verdict for one in made]
+        assert (Verdict.FAIL not in rulings) is passes
+
+
+@pytest.mark.parametrize(("scale", "right"), [(0.0, True), (1.0, True), (math.nan, False), (math.inf, False)])
+def test_the_scale_of_a_row_of_zeros_is_any_number(scale: float, *, right: bool) -> None:
+    definition = ops.load("quantize_fp8", "quantize_fp8_h96_g3")
+    subject = solve(definition, ops.case_named(definition, "small-1"))
+    inputs = subject.with_inputs(x=subject.tensor("x") * 0)
+    made = torch.full((2, 3), scale)
+    subject = replace(subject, oracle=subject.op.expected(definition, inputs), outputs={"scale": made})
+    assert (subject.ruling("scale", made).verdict is Verdict.PASS) is right
+
+
+def test_the_token_of_each_row_is_that_of_the_pair_in_it() -> None:
+    definition = ops.load("moe_routing", "trtllm_gen_routing_e24_k3_t4")
+    rows, tokens = "expanded_idx_to_permuted_idx", "permuted_idx_to_token_idx"
+    for subject in solved(definition, ("medium",), seed=0, ids=("medium-1",)):
+        made = dict(zip(definition.outputs, ops.reference(definition, subject.inputs), strict=True))
+        assert replace(subject, outputs=made).ruling(tokens, made[tokens]).verdict is Verdict.PASS
+        made[rows] = subject.oracle[rows].to(torch.int32)  # in the other order, which is as good as any
+        assert {subject.ruling(one, made[one]).verdict for one in made} == {Verdict.PASS}
+        assert replace(subject, outputs=made).ruling(tokens, made[tokens]).verdict is Verdict.FAIL
+
+
+def test_of_logits_that_tie_enough_are_kept_and_none_has_another_value() -> None:
+    definition = ops.load("sampling", "top_k_mask_logits_v256")
+    subject = solve(definition, ops.case_named(definition, "small-1"))
+    logits, inf = torch.zeros_like(subject.tensor("logits")), torch.inf
+    logits[:, :2] = 1.0  # and a third one of those that tie
+    inputs = subject.with_inputs(logits=logits, top_k=3)
+    subject = replace(subject, inputs=inputs, oracle=subject.op.expected(definition, inputs))
+    kept = torch.where(torch.arange(256) < torch.tensor([[3], [256]]), logits, -inf)
+    for place, value in ((0, 1.0), (2, -inf), (2, 0.5), (9, torch.nan), (9, 0.25), (0, -inf)):
+        made = kept.clone()
+        made[0, place] = value
+        ruling = replace(subject, outputs={"masked_logits": made}).ruling("masked_logits", made)
+        assert (ruling.verdict is Verdict.PASS) is (value == 1.0), (place, value)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 
 from traceproof.judge.metrics import all_finite
-from traceproof.ops.compare import ANY_CODE, Backward, Close, Exact, Quantised
+from traceproof.ops.compare import ANY_NUMBER, Backward, Close, Exact, Quantised
 
 EXPONENT = 0x7FF0000000000000  # the bits of a float64 that give the power of two at or below it
 SMALLEST = 1e-300
@@ -476,7 +476,7 @@ class ExactGate(_Gate[Exact]):
                 nearest = self._order(value.to(self._dtype))[..., None]
                 # -1 and 0 are the two zeros
                 differ = torch.where(codes == -1, 0, codes) != torch.where(nearest == -1, 0, nearest)
-                error |= (differ & ((low > -ANY_CODE) | (high < ANY_CODE))).any(-1)
+                error |= (differ & ((low > -ANY_NUMBER) | (high < ANY_NUMBER - 1)).all(-1, keepdim=True)).any(-1)
         return Rows(actual, value, error, value)
 
     def add(self, rows: Rows) -> None:

@@ -7,9 +7,12 @@ an implementation may err about that much and not more.
 For an output `name` judged by its values, the op's oracle may also return `name@free`, bool in the output's shape
 or with 1 in place of axes, true where any value is right, NaN too; and `name@groups`, integers in its shape:
 values in places of equal groups may be in any order. The oracle's own values ascend there.
+
+Where several answers are right, outputs must fit together: an output that follows another one (`Op.follows`) is
+compared with those of its right values that fit what the implementation gave for the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,10 @@ REFERENCE_RMS = 0.006
 REFERENCE_SLOPE = 0.004
 LOSSLESS_SLOPE = 2.0**-10  # a quarter of bfloat16's rounding; truncating the output gives 0.7 of a rounding
 ANY_CODE = 1 << 14  # beyond all codes in their order
+ANY_NUMBER = 1 << 12  # beyond all numbers in it, and at or before NaN
+Entries = Mapping[str, "torch.Tensor"]  # the oracle's for one output, by what follows `@` ("": the value)
+# (what an implementation gave for another output, the entries for that, an output's own) -> the own that fit it
+Fitting = Callable[["torch.Tensor", Entries, Entries], Entries]
 
 
 @dataclass(frozen=True, slots=True)

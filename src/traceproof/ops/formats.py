@@ -194,14 +194,6 @@ def to_fp8(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(values.dtype)
 
 
-def requantise_fp8(values: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
-    """Values rounded to fp8 with a scale, amax / 448, per `block` of the last axis, and scaled back."""
-    blocks = in_blocks(values, block)
-    scale = blocks.abs().amax(-1, keepdim=True) / FP8_MAX
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return (to_fp8(blocks / scale) * scale).reshape(values.shape)
-
-
 def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
     """The last axis in blocks: [..., n] as [..., n / block, block]."""
     return values.reshape(*values.shape[:-1], values.shape[-1] // block, block)

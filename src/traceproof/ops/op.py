@@ -16,7 +16,7 @@ from traceproof.ops import far
 from traceproof.ops.adapter import Adapter, Api, Call, Conditions, Outputs, nothing, signature
 from traceproof.ops.base import Given, Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
-from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet, Samples
+from traceproof.ops.compare import Backward, Close, Comparison, Entries, Exact, Fitting, IndexSet, Samples
 from traceproof.ops.far import Far
 from traceproof.ops.formula import NOTHING, DrawInput, Form, Mutant, Size, Variant, Wanted, Wide, to_dtype
 
@@ -136,6 +136,8 @@ class Op:
         # by float32 output: the baseline's error as a number of float32 roundings of the oracle's value, or a
         # function of the row's width. A naive computation is often exact there, and correct kernels are not
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
+        # by output, the one that it must fit, and the function that says which of its right values do
+        follows: Mapping[str, tuple[str, Fitting]] = NOTHING,
         mutants: Sequence[Mutant] = (),  # bugs that a kernel could have
         other_forms: Sequence[Op] = (),  # ops of further forms, tried first, that share only mutants with these
     ) -> None:
@@ -151,7 +153,7 @@ class Op:
         self.lossless = lambda one: by_name(lossless(one) if callable(lossless) else lossless)
         self.lossless_sizes, self.exact_on_gpu = lossless_sizes, exact_on_gpu
         self.gates, self.wide_gate, self.roundings = by_name(gates), wide_gate, by_name(roundings)
-        self.inputs_summed, self.inputs_unread = summed, by_name(unread)
+        self.follows, self.inputs_summed, self.inputs_unread = follows, summed, by_name(unread)
         self.positive, self.writes = positive, writes
         self.mutants, self.other_forms, self.uneven, self.synonyms = mutants, other_forms, uneven, synonyms
         of_axes = (name for name, value in scalars.items() if callable(value))
@@ -259,6 +261,8 @@ class Op:
         if self.unusual_inputs is not None:
             op.unusual_inputs = {value: renamed(inputs) for value, inputs in self.unusual_inputs.items()}
         op.lossless = lambda one: {names.get(name, name): value for name, value in self.lossless(one).items()}
+        follows = ((renamed([name, other]), fit) for name, (other, fit) in self.follows.items())
+        op.follows = {name: (other, fit) for (name, other), fit in follows}
         for table in ("scalars", "draws", "gates", "roundings", "inputs_unread"):
             entries = getattr(self, table)
             setattr(op, table, dict(zip(renamed(entries), entries.values(), strict=True)))
@@ -661,6 +665,18 @@ class Op:
             name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
             for name, spec in self.judged(definition).items()
         }
+
+    def fitting(self, definition: Definition, name: str, oracle: Mapping[str, Entries], made: Entries) -> Entries:
+        """The oracle's entries for an output that fit what an implementation `made` of the one that it follows.
+
+        All of them, if it made nothing of it in the right shape and dtype. `oracle` has entries by output.
+        """
+        other, fit = self.follows.get(name, ("", None))
+        if fit is None or other not in made or "" not in oracle[other]:
+            return oracle[name]
+        dtype = dtype_of(self.judged(definition)[other])
+        fits = made[other].shape == oracle[other][""].shape and made[other].dtype is dtype
+        return fit(made[other], oracle[other], oracle[name]) if fits else oracle[name]
 
     def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
         """Outputs of the formula with the variant's parameters, rounded once; None: it does not apply."""

@@ -6,7 +6,7 @@ tests. Whole definitions are run by `traceproof.run.engine`.
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -247,9 +247,13 @@ CPU = torch.device("cpu")
 class SolvedCase(Subject):
     """One case with its inputs and expected values; says what the judge thinks of outputs."""
 
+    outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of one call, which must fit together
+
     def expected(self, name: str, **of: bool) -> Expected:
         """What the judge expects of output `name`; `of` are keyword arguments of `expectation`."""
-        return expectation(self.definition, self.op, self.case, name, entries_of(self.oracle, name), **of)
+        oracle = {one: entries_of(self.oracle, one) for one in self.op.judged(self.definition)}
+        entries = self.op.fitting(self.definition, name, oracle, self.outputs)
+        return expectation(self.definition, self.op, self.case, name, entries, **of)
 
     def ruling(self, name: str, actual: torch.Tensor | None, tolerance: float | None = None, **of: bool) -> Ruling:
         """The judge's ruling on output `name`; `of` are keyword arguments of `expectation`."""

@@ -25,7 +25,7 @@ from traceproof.judge.output import (
     with_expected_where_open,
 )
 from traceproof.ops.base import Tensors, Values
-from traceproof.ops.compare import IndexSet, Samples
+from traceproof.ops.compare import Entries, IndexSet, Samples
 from traceproof.ops.op import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run import schema
@@ -217,6 +217,7 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
 ) -> Iterator[tuple[str, Ruling]]:
     """(output or WHOLE, ruling): the numbers of each output, then what the call did beside computing."""
     outputs, declared = result.outputs, subject.op.judged(subject.definition)
+    subject = replace(subject, outputs=outputs)
     for name, spec in declared.items() if numeric is None else ():
         if name in outputs or (name in subject.definition.outputs and not spec.optional):
             ruling = subject.ruling(name, outputs.get(name), tolerance, reference=reference, on_gpu=result.on_gpu)
@@ -267,7 +268,7 @@ class LargeCase:
         found: dict[str, dict[str, Ruling]] = {}
         measured: list[_Measured] = []
         for name, given in judged.ran.items():
-            found[name] = {}
+            found[name], outputs = {}, Tensors()
             for output, spec in judged.op.judged(judged.definition).items():
                 if output not in given and (spec.optional or output not in judged.definition.outputs):
                     continue
@@ -278,7 +279,8 @@ class LargeCase:
                     continue
                 assert expected.dtype is not None  # an op with an oracle knows it
                 numerics = numerics_of(expected, expected.dtype, judged.tolerance, figures=self.figures)
-                measured.append(_Measured(name, output, given[output].to(device), numerics))
+                outputs[output] = given[output].to(device)
+                measured.append(_Measured(name, output, outputs, numerics))
         inputs = judged.inputs or {}
         self._measure(place(inputs, device) if device.type == "cuda" else on_host(inputs), measured, device.type)
         for one in measured:
@@ -297,14 +299,20 @@ class LargeCase:
         for start, length in chunks:
             entries = self._oracle(inputs, axis, start, length)
             for one in measured:
-                given = with_expected_where_open(one.value.narrow(0, start, length), entries[one.output])
-                one.numerics.measure(given, entries[one.output], start)
+                one.numerics.measure(*self._chunk(one, entries, start, length), start)
         for start, length in chunks:
             due = [one for one in measured if one.numerics.due(start)]
             entries = self._oracle(inputs, axis, start, length) if due else {}
             for one in due:
-                given = with_expected_where_open(one.value.narrow(0, start, length), entries[one.output])
-                one.numerics.check(given, entries[one.output], start)
+                one.numerics.check(*self._chunk(one, entries, start, length), start)
+
+    def _chunk(
+        self, one: "_Measured", oracle: Mapping[str, Entries], start: int, length: int
+    ) -> tuple[torch.Tensor, Entries]:
+        """A chunk of an output, with expected values where it is open, and the oracle's entries that fit it."""
+        outputs = {name: value.narrow(0, start, length) for name, value in one.outputs.items()}
+        entries = self.case.op.fitting(self.case.definition, one.output, oracle, outputs)
+        return with_expected_where_open(outputs[one.output], entries), entries
 
     def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
         """The oracle's entries for `length` rows from `start`, by output and by what follows `@`."""
@@ -322,5 +330,5 @@ class _Measured(NamedTuple):
 
     implementation: str
     output: str
-    value: torch.Tensor
+    outputs: Tensors  # all of the implementation's
     numerics: Numerics

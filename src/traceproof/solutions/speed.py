@@ -220,7 +220,7 @@ def _checked(
         for name, value in subject.inputs.items()
     }
     try:
-        other = evaluation.solved(replace(subject, inputs=values))
+        other = evaluation.solved(replace(subject, inputs=values, outputs=taken.outputs))
     except (RuntimeError, ValueError, IndexError):
         return [], []  # the oracle refuses such inputs
     rows = [row for row in evaluation.rule(other, taken, "time") if row.bad]

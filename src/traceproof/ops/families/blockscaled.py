@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM80, Api, Call, Definition, Given, Outputs, dim, sizes
 from traceproof.ops.base import Tensors
-from traceproof.ops.compare import ANY_CODE, Exact
+from traceproof.ops.compare import ANY_CODE, ANY_NUMBER, Entries, Exact, Fitting
 from traceproof.ops.formats import (
     DOWN,
     E2M1,
@@ -119,12 +119,15 @@ class Coder:
     def allowed(self, x: torch.Tensor, near: float) -> tuple[Bounds, Bounds]:
         """Bounds of the right codes of values, and of scales, if x has relative errors of up to `near`.
 
-        Both zeros are right. If all of a block is 0, any scale is right, unless there is a least one; if a scale
-        is 0, any code is.
+        Both zeros are right. A block of zeros may have any number as scale, unless there is a least one; if a
+        scale is 0, any code is right.
         """
         scheme = self.scheme
-        any_scale = (self.exact_scales(x) == 0)[..., None] & (scheme.least == 0)
-        of_codes, of_scales = [], []  # bounds under each rule, with scales that are too small and too large
+        blank = (self.exact_scales(x) == 0)[..., None] & (scheme.least == 0)
+        most = torch.where(blank, ANY_NUMBER - 1, -ANY_CODE).to(torch.int16)
+        most_codes = torch.where(blank, 0, -ANY_CODE).to(torch.int16).repeat_interleave(scheme.width, -2)
+        of_scales, of_codes = [(-1 - most, most)], [(-1 - most_codes, most_codes)]  # first: zeros under any scale
+        # then bounds under each rule, with scales that are too small and too large
         for rule, (_, rounding) in enumerate(scheme.rules):
             for error in (-near, near):
                 scale_codes = scheme.scale.encode(self.exact_scales(x, rule) * (1 + error), rounding=rounding)
@@ -133,7 +136,7 @@ class Coder:
                 any_code = (scales == 0).repeat_interleave(scheme.width, -1)[..., None]
                 of_codes.append(any_where(any_code, around(quotients, near * quotients.abs(), scheme.element)))
                 rank = scheme.scale.order(scale_codes)[..., None]
-                of_scales.append(any_where(any_scale, (rank, rank)))
+                of_scales.append((rank, rank))
         return joined(of_codes), joined(of_scales)
 
 
@@ -151,6 +154,28 @@ def any_where(free: torch.Tensor, bounds: Bounds) -> Bounds:
 def joined(pairs: Sequence[Bounds]) -> Bounds:
     """Several bounds [..., 1] as one [..., pairs], each pair of which is right."""
     return torch.cat([low for low, _ in pairs], -1), torch.cat([high for _, high in pairs], -1)
+
+
+def under_scales(order: Part) -> Fitting:
+    """Returns a function that keeps the bounds of codes under the scales, of ranks `order`, that were given.
+
+    Entry `place` of the codes: where the scale of each is in the scales' output, int64 in the codes' shape.
+    """
+
+    def fitting(scales: torch.Tensor, of_scales: Entries, of_codes: Entries) -> Entries:
+        rank, low, high = order(scales)[..., None], of_codes["low"], of_codes["high"]
+        holds = ((of_scales["low"] <= rank) & (rank <= of_scales["high"])).flatten(0, -2)[of_codes["place"]]
+        return {**of_codes, "low": low.masked_fill(~holds, ANY_CODE), "high": high.masked_fill(~holds, -ANY_CODE)}
+
+    return fitting
+
+
+def places_of(scales: torch.Tensor, layout: Part, width: int) -> torch.Tensor:
+    """For each code, `width` per scale, the place of its scale in a layout that may have padding (zeros)."""
+    numbers = torch.arange(1, scales.numel() + 1, device=scales.device)
+    laid_out = layout(numbers.view(scales.shape)).flatten()
+    places = laid_out.argsort()[len(laid_out) - len(numbers) :]
+    return places.view(scales.shape).repeat_interleave(width, -1)
 
 
 def coded_output(
@@ -216,9 +241,13 @@ def quantiser(
             if rows is not None:
                 not_counted = ~rows[..., None, None]
                 code_bounds, scale_bounds = (any_where(not_counted, one) for one in (code_bounds, scale_bounds))
+        outputs: Tensors = {}
+        if code_bounds is not None:
+            outputs[f"{codes_name}@place"] = codes_layout(places_of(scales, scales_layout, scheme.width))
         scales_in = unswizzled(scales_layout) if linear else scales_layout
         element, scale = scheme.element, scheme.scale
         return {
+            **outputs,
             **coded_output(wide, codes_name, order(codes), form=element, bounds=code_bounds, layout=codes_layout),
             **coded_output(wide, scales_name, layout(scales), form=scale, bounds=scale_bounds, layout=scales_in),
         }
@@ -342,14 +371,15 @@ ROWS = ("input", "a", "x", "latent_kv", "gated_input", "append_key", "append_val
 
 
 def vary_blocks(tensors: dict[str, torch.Tensor], _: Mapping[str, float]) -> None:
-    """Multiply blocks of 16 values by powers of two that differ from each neighbour's."""
+    """Multiply blocks of 16 values by powers of two that differ from each neighbour's; some of 32 are zeros."""
     for name in ROWS:
         x = tensors.get(name)
         if x is not None and x.numel():
             blocks = x.reshape(x.numel() // x.shape[-1], x.shape[-1] // FP4_BLOCK, FP4_BLOCK)
             rows, columns = (torch.arange(size, device=x.device) for size in blocks.shape[:2])
             power = (columns * 5 + (rows + rows // 896)[:, None]) % 7 - 3  # differs among tiles of 128 rows
-            tensors[name] = (blocks * torch.exp2(power.float())[..., None].to(x.dtype)).reshape(x.shape)
+            factors = torch.exp2(power.float()).masked_fill((columns // 2 + rows[:, None]) % 5 == 3, 0.0)
+            tensors[name] = (blocks * factors[..., None].to(x.dtype)).reshape(x.shape)
 
 
 def exact_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -362,10 +392,11 @@ def exact_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Rows of gates of 64, which SiLU returns unchanged, and of `exact_rows` / 64."""
+    """Rows of gates of 64, which SiLU returns unchanged, and of `exact_rows` / 64, or their signs."""
     value = exact_rows(draw, wanted)
-    half = value.shape[-1] // 2
-    return torch.cat([torch.full_like(value[..., :half], 64.0), value[..., half:] / 64], -1)
+    gate, up = value.chunk(2, -1)
+    up = up.sign() if "grad_output" in wanted.definition.inputs else up  # the gradient has the bits
+    return torch.cat([torch.full_like(gate, 64.0), up / 64], -1)
 
 
 GATED = {"input a gated_input": exact_halves, "grad_output": exact_rows, "global_scale a_global_sf": 64.0}
@@ -406,7 +437,8 @@ def coded(
     ]
     sizes = {"s": lambda at: swizzled_size(at["m"], at["k"] // scheme.width), "o": (1,)}
     gates = {codes: GATES[scheme.element], scales: GATES[scheme.scale]}
-    return Op(op_type, *known, gates=gates, **{"sizes": sizes, **shared, **facts})
+    follows = {codes: (scales, under_scales(scheme.scale.order))}
+    return Op(op_type, *known, gates=gates, follows=follows, **{"sizes": sizes, **shared, **facts})
 
 
 # quantization: FlashInfer's quantisers, and pages of DeepSeek's caches
@@ -493,10 +525,14 @@ class CodedPages:
 
         outputs = {name: put(old, stored, layout(scales)).view(shape)}
         if wide.dtype == torch.float64:
+            ranks, width = self.order(old), self.scheme.width
+            places = torch.arange(ranks.numel(), device=x.device).view(ranks.shape)
+            of_scales = places[:, ranks.shape[1] // (width + 1) * width :]  # a page's scales follow its codes
+            outputs[f"{name}@place"] = torch.cat([of_scales.repeat_interleave(width, 1), of_scales], 1)
             code_bounds, scale_bounds = coder.allowed(x[rows], NEAR)
             for what, code_end, scale_end in zip(("low", "high"), code_bounds, scale_bounds, strict=True):
                 each = zip(code_end.unbind(-1), scale_end.unbind(-1), strict=True)
-                outputs[f"{name}@{what}"] = torch.stack([put(self.order(old), *ends) for ends in each], -1)
+                outputs[f"{name}@{what}"] = torch.stack([put(ranks, *ends) for ends in each], -1)
         return outputs
 
     def op(self) -> Op:
@@ -526,6 +562,7 @@ class CodedPages:
                 ),
             },
             gates={"cache cache_out": Exact(EITHER, order=self.order)},
+            follows={name: (name, under_scales(self.order)) for name in ("cache", "cache_out")},
             requires=self.misfit,
         )
 
@@ -661,6 +698,7 @@ def by_rows_and_columns(
         else:  # not asked for, and empty
             outputs |= {name: torch.zeros(0, dtype=wide.dtype) for name in names}
             outputs |= {f"{name}@{end}": torch.zeros(0, 1) for name in names for end in ("low", "high")}
+            outputs[f"{names[0]}@place"] = torch.zeros(0, dtype=torch.int64)
     return outputs
 
 
@@ -676,8 +714,12 @@ def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FB
         **SHARED | {"scalars": {"rowwise": rows, "colwise": columns}, "draws": {}, "lossless": GATED},
         unread={"rowwise colwise": "the outputs' shapes say it"},
         sizes_in_numbers=("rowwise", "colwise"),
-        sizes={"m": lambda at: -(-at["m"] // 128) * 128, "s": lambda at: at["m"] * at["o"] // MX_BLOCK},
+        sizes={
+            "m": lambda at: 256 if at["m"] == 1 else -(-at["m"] // 128) * 128,  # of columns' scales two tiles once
+            "s": lambda at: at["m"] * at["o"] // MX_BLOCK,
+        },
         gates={"row_output col_output": GATES[E4M3], "row_scales col_scales": GATES[E8M0]},
+        follows={f"{side}_output": (f"{side}_scales", under_scales(E8M0.order)) for side in ("row", "col")},
         **facts,
     )
 

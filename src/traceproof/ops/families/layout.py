@@ -16,7 +16,7 @@ from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
-from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder, around, between
+from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder, around, between, under_scales
 from traceproof.ops.formats import E2M1, E4M3, Format, pack, unpack
 from traceproof.ops.formula import Form, Mutant, Part, Size, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.gates import sigmoid
@@ -122,6 +122,9 @@ def append_coded(
             bounds, of_scales = coder.allowed(x / factor, NEARLY) if exact else (None, None)
             store(cache, order(codes), E2M1, bounds)
             store(scales, layout(of_blocks), E4M3, of_scales)
+            if exact:
+                places = torch.arange(wide.given(scales).numel()).view(wide.given(scales).shape)
+                outputs[f"{cache}_out@place"] = places.repeat_interleave(NVFP4.width, -1).to(x.device)
     if "kpe_cache" in wide:
         x = wide["append_kpe"][kept] * wide.factor("kpe_scale") ** power
         store("kpe_cache", E4M3.encode(x), E4M3, around(x, NEARLY * x.abs()) if exact else None)
@@ -233,6 +236,7 @@ CODED_FACTS: dict[str, Any] = {
         "paged_k_cache_out paged_v_cache_out ckv_cache_out": CODES[E2M1],
         "k_scale_cache_out v_scale_cache_out ckv_sf_cache_out kpe_cache_out": CODES[E4M3],
     },
+    "follows": {f"{cache}_out": (f"{scales}_out", under_scales(E4M3.order)) for _, cache, scales, _ in CODED},
     "mutants": (
         *CODER_MUTANTS,
         Mutant("whole cache's scale dropped", power=0),

@@ -16,7 +16,7 @@ from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.compare import Close
 from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
-from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, ones, quantiser
+from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, ones, quantiser, under_scales
 from traceproof.ops.far import Far
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, FP8_MAX
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, has, same
@@ -118,6 +118,7 @@ NORMED_CODES = Op(
     draws={"global_scale": between(1 / 400, 1 / 200)},
     exact_on_gpu=lambda _: False,
     gates={"y_fp4": CODES[E2M1], "block_scale": CODES[E4M3]},
+    follows={"y_fp4": ("block_scale", under_scales(E4M3.order))},
     mutants=(
         *CODER_MUTANTS,
         *OF_TENSORS,

@@ -9,7 +9,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim
 from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.cases import SEEN
-from traceproof.ops.compare import Close
+from traceproof.ops.compare import Close, Entries
 from traceproof.ops.families.blockscaled import MUTANTS, Over, ones, peak, quotient
 from traceproof.ops.formats import FP8_MAX, in_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
@@ -34,6 +34,11 @@ WRONG_SCALES: Mapping[str, Part] = {
     "scale in bfloat16": lambda scale: scale.bfloat16().float(),
     "blocks' scales shifted": lambda scale: scale.roll(1, 1),
 }
+
+
+def any_number(scales: torch.Tensor, _: Entries, entries: Entries) -> Entries:
+    """The oracle's entries for scales, which may be any number where they are free, but not NaN or infinite."""
+    return {**entries, "free": entries["free"] & scales.isfinite()}
 
 
 def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> Op:
@@ -70,6 +75,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         Form("x[n h] -> q[n h] scale[n g]", quantise),
         family="quantisation",
         gates={"q": codes, "scale": Close()},
+        follows={"scale": ("scale", any_number)},
         unusual={**LARGE_AND_SMALL, SEEN: ()},  # kernels drop NaN in the largest magnitude
         roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
         lossless={"x": peaked},

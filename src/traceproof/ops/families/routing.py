@@ -19,7 +19,7 @@ from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Unsupported, rounded
 from traceproof.ops.cases import OTHER_SCALARS, SEEN
-from traceproof.ops.compare import Exact
+from traceproof.ops.compare import Entries, Exact
 from traceproof.ops.families.blockscaled import below, ones
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import softplus
@@ -1014,6 +1014,13 @@ def first_twice(pairs: torch.Tensor) -> torch.Tensor:
     return changed.view_as(pairs)
 
 
+def tokens_of_rows(row_of_pair: torch.Tensor, _: Entries, tokens: Entries) -> Entries:
+    """The oracle's entries for the token of each row, if an implementation put pairs into these rows [n k]."""
+    token = torch.arange(row_of_pair.numel(), device=row_of_pair.device) // row_of_pair.shape[1]
+    rows = row_of_pair.flatten().long().clamp(0, len(tokens[""]) - 1)  # others fail by themselves
+    return {"": tokens[""].index_put((rows,), token), "free": tokens["free"]}
+
+
 LISTED = ("sorted_token_ids", "expanded_idx_to_permuted_idx")
 UNREAD = (
     "has_shared_expert routing_bias routing_method num_fused_shared_experts n_group topk_group local_expert_offset"
@@ -1062,6 +1069,7 @@ PLANS = Op(
             "whole numbers, and no two experts are equally good"
         )
     },
+    follows={"permuted_idx_to_token_idx": ("expanded_idx_to_permuted_idx", tokens_of_rows)},
     roundings={"topk_weights": 16.0},
     mutants=(
         Mutant("the worst experts", chosen=lambda logits: -logits),

@@ -21,7 +21,7 @@ from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs
 from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
 from traceproof.ops.cases import SEEN, STRESS, Case, Further, is_hidden
-from traceproof.ops.compare import Comparison, Exact, IndexSet, Samples
+from traceproof.ops.compare import Comparison, Entries, Exact, IndexSet, Samples
 from traceproof.ops.families.sparse import OF_LARGEST, Choose, best, largest
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered, has
@@ -666,7 +666,16 @@ def masked_logits(wide: Wide) -> Tensors:
     bound = logits.topk(k).values[:, -1:]
     kept = logits >= bound
     tied = (logits == bound) & (kept.sum(-1, keepdim=True) > k)
-    return {"masked_logits": torch.where(kept, logits, -math.inf), "masked_logits@free": tied}
+    entries = {"": torch.where(kept, logits, -math.inf), "@free": tied}
+    entries["@least"] = k - (logits > bound).sum(-1, keepdim=True)  # of those that tie
+    return {f"masked_logits{what}": entry for what, entry in entries.items()}
+
+
+def with_ties_kept(masked: torch.Tensor, _: Entries, entries: Entries) -> Entries:
+    """The oracle's entries for masked logits, without those that tie and that an implementation may leave out."""
+    left_out = entries["free"] & masked.isneginf()
+    may = (entries["free"] & ~left_out).sum(-1, keepdim=True) >= entries["least"]
+    return {"": entries[""].masked_fill(left_out & may, -math.inf)}
 
 
 def renormalised(wide: Wide, *, sum_one: bool = True) -> Tensors:
@@ -710,6 +719,7 @@ STEPS = Op(
     # no NaN: which of several is the largest is not defined
     unusual={**dict.fromkeys(LARGE_AND_SMALL, ("logits",)), SEEN: ()},
     gates={"masked_logits": Exact()},
+    follows={"masked_logits": ("masked_logits", with_ties_kept)},
     mutants=(
         altered("k plus one", "top_k", change=lambda k: k + 1),
         altered("k minus one", "top_k", change=lambda k: k - 1),

@@ -205,7 +205,8 @@ def indexer_logits(wide: Wide, **reading: Any) -> Tensors:  # noqa: ANN401 - of 
     if "q_sf" in wide:
         q = mxfp4_values(q, wide.given("q_sf")[:, 0, :, None].view(torch.uint8))
     pages, longest = wide["block_tables"], int(wide.number("max_seq_len"))
-    return {"logits": scores_of(wide, q.to(wide.dtype), wide.given("kv_fused"), pages, longest, **reading)[0]}
+    logits, _ = scores_of(wide, q.to(wide.dtype), wide.given("kv_fused"), pages, longest, **reading)
+    return {"logits": logits, "logits@free": torch.arange(longest, device=q.device) >= wide["seq_lens"][:, None]}
 
 
 # Its cases. Patterns: `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so that a
@@ -612,10 +613,12 @@ def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
 
 
-def full_lengths(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Lengths of sequences that all are as long as the logits are wide, since beyond it anything may stand."""
-    width = (wanted.definition.outputs["logits"].shape or ("", ""))[1]
-    return torch.full(wanted.shape, wanted.case.axes[width], dtype=wanted.dtype, device=draw.device)
+def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Random lengths of sequences, of which the last is as long as the logits are wide."""
+    width = wanted.case.axes[(wanted.definition.outputs["logits"].shape or ("", ""))[1]]
+    lengths = draw.integers(wanted.name, wanted.shape, low=1, high=width + 1)
+    lengths[-1:] = width
+    return lengths.to(wanted.dtype)
 
 
 PAGED_MQA_LOGITS = Op(
@@ -647,7 +650,7 @@ PAGED_MQA_LOGITS = Op(
         "q_sf": of_codes(125, 129),
         "kv_fused": cache_drawn,
         "block_tables": pages_drawn,
-        "seq_lens": full_lengths,
+        "seq_lens": counts_drawn,
     },
     lossless=lambda definition: (
         # two codes per byte: of each head one code is 1.0 (byte 2)
@@ -659,6 +662,7 @@ PAGED_MQA_LOGITS = Op(
     mutants=(
         *SCORING,
         altered("block table reversed", "block_tables", change=lambda table: table.flip(1)),
+        altered("the first sequence's length", "seq_lens", change=lambda counts: counts[:1].expand(counts.shape)),
         altered("scales of queries of the head before", "q_sf", change=lambda scales: scales.roll(1, -1)),
     ),
 )
