@@ -322,6 +322,12 @@ def test_measured_traces_are_published_under_authors(alpha: PullRequest, source:
     measured.write_bytes(trace(lines) + trace(lines, solution="somebody"))
     again = pull_requests(replace(source, traces=(tmp_path,)), "alpha")[0]
     assert again.files["traces/baseline/rmsnorm/alpha.jsonl"] == trace(lines)
+    other = tmp_path / "other" / "traces" / "rmsnorm" / "alpha.jsonl"  # measured apart
+    other.parent.mkdir(parents=True)
+    elsewhere = trace(lines).replace(b'"uuid": "', b'"uuid": "0')
+    other.write_bytes(elsewhere)
+    both = pull_requests(replace(source, traces=(tmp_path, tmp_path / "other")), "alpha")[0]
+    assert both.files["traces/baseline/rmsnorm/alpha.jsonl"] == trace(lines) + elsewhere
     measured.write_bytes(trace(lines) + trace(lines)[:50])  # its writer was killed
     cut = pull_requests(replace(source, traces=(tmp_path,)), "alpha")[0]
     assert any(

@@ -494,9 +494,9 @@ def _files(
         for path in (folder / f"traces/{op_type}/{name}.jsonl", folder / traces_path(tagged)):
             lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else ()
             # what is no trace is taken along, so that it is told as a problem
-            ours = [line for line in lines if line.strip() and _identity(line)[1] in {solution, ""}]
-            if ours and solution:
-                files[traces_path(tagged)] = b"".join(ours)
+            ours = b"".join(line for line in lines if _identity(line)[1] in {solution, ""})
+            if solution and ours.strip():
+                files[traces_path(tagged)] = joined(files.get(traces_path(tagged), b""), ours)
     return files
 
 
