@@ -1,6 +1,5 @@
 """`traceproof tactics`: judges each backend and each tactic of a ground truth's call separately."""
 
-import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,7 +157,6 @@ def table(rows: Sequence[TacticRow]) -> str:
 
     Below it are values that backends refuse as wrong, since the adapter may have caused that.
     """
-    out = io.StringIO()
     kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
     grid = headed("Backends and tactics", ("definition", "backend", "tactic"), (*kinds, "worst margin"), "says")
     groups: dict[tuple[str, str, str], list[TacticRow]] = {}
@@ -173,15 +171,15 @@ def table(rows: Sequence[TacticRow]) -> str:
         numbers = [*(str(counts[kind]) for kind in kinds), f"{max(margins):.3g}" if margins else ""]
         names = (name, backend or "by default", printable(tactic) or "by default")
         grid.add_row(*names, *numbers, printable(says)[:200])
-    plain(out, width=WIDTH).print(grid)
+    console = plain(WIDTH)
+    console.print(grid)
+    text = console.export_text()
     refused: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         if row.reason == Skip.UNSUPPORTED and row.message.startswith(WRONG_VALUE):
             refused.setdefault((row.backend, row.message.removeprefix(WRONG_VALUE)), set()).add(row.definition)
     if refused:
-        out.write(
-            "Refused as a wrong value: the backend does not take the case, or our adapter calls it wrongly:\n"
-        )
+        text += "Refused as a wrong value: the backend does not take the case, or our adapter calls it wrongly:\n"
     for (backend, message), named in refused.items():
-        out.write(f"  {backend}: {printable(message)[:WIDTH]} ({', '.join(sorted(named))})\n")
-    return out.getvalue()
+        text += f"  {backend}: {printable(message)[:WIDTH]} ({', '.join(sorted(named))})\n"
+    return text

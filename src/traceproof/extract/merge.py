@@ -208,6 +208,9 @@ class MergeResult:
         return Path("definitions", self.op_type, f"{self.name}.json")
 
 
+Held = tuple[Path, Definition | None]  # file and definition of a name; None: no dataset has it
+
+
 def merge(extracted: Sequence[Definition], places: Sequence[Path], behaviour: Behaviour) -> list[MergeResult]:
     """Decide about each checked definition by the first dataset that has one of that name; nothing is written.
 
@@ -221,14 +224,11 @@ def merge(extracted: Sequence[Definition], places: Sequence[Path], behaviour: Be
             continue
         pairs.append((definition, theirs.reference))
     findings = dict(zip((definition.name for definition, _ in pairs), behaviour(pairs), strict=True))
-    return [_decide(ours, *by_name[ours.name], findings.get(ours.name), places) for ours in extracted]
+    return [_decide(ours, by_name[ours.name], findings.get(ours.name), places) for ours in extracted]
 
 
-def _held(definition: Definition, places: Sequence[Path]) -> tuple[Path, Definition | None]:
-    """(file, definition) of that name in the first dataset that has one; None: none has.
-
-    Raises TraceproofError: it can not be read.
-    """
+def _held(definition: Definition, places: Sequence[Path]) -> Held:
+    """That of the first dataset that has one of the name. Raises TraceproofError: it can not be read."""
     inner = Path("definitions", definition.op_type, f"{definition.name}.json")
     dataset = next((place for place in places if (place / inner).exists()), None)
     if dataset is None:
@@ -243,13 +243,10 @@ def _held(definition: Definition, places: Sequence[Path]) -> tuple[Path, Definit
 
 
 def _decide(
-    definition: Definition,
-    path: Path,
-    theirs: Definition | None,
-    finding: CheckResult | None,
-    places: Sequence[Path],
+    definition: Definition, held: Held, finding: CheckResult | None, places: Sequence[Path]
 ) -> MergeResult:
-    """Compare with the one in `path` (`theirs`): new, the same, the same but for tags, or a conflict, renamed."""
+    """Compare with the dataset's: new, the same, the same but for tags, or a conflict, renamed."""
+    path, theirs = held
     if theirs is None:
         return MergeResult(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
     differences = meaning_differences(definition, theirs)

@@ -452,21 +452,11 @@ SHARED_FILE, SHARED_TABLE = "sharing.json", "sharing.md"
 
 
 @dataclass(frozen=True)
-class ModelUse:
-    """A model's calls of one kernel, at one parallelism."""
-
-    model: str
-    tp: int
-    ep: int
-    count: int
-
-
-@dataclass(frozen=True)
 class SharedKernel:
     """A definition's op_type and uses."""
 
     op_type: str
-    uses: tuple[ModelUse, ...]
+    uses: tuple[Use, ...]
 
 
 SHARED = TypeAdapter(dict[str, SharedKernel])  # by the definition's name
@@ -476,17 +466,14 @@ def write_sharing(
     wanted: Sequence[WantedDefinition], clashes: Sequence[Clash], folder: Path, *, keep: bool
 ) -> None:
     """Write which models use which kernel; new uses replace those of the same model and ranks, or all."""
-    shared: dict[str, SharedKernel] = {}
-    for item in wanted:
-        uses = (ModelUse(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses)
-        shared[item.name] = SharedKernel(item.draft.op_type, tuple(dict.fromkeys(uses)))
-    fresh = {(use.model, use.tp, use.ep) for kernel in shared.values() for use in kernel.uses}
+    shared = {item.name: SharedKernel(item.draft.op_type, tuple(dict.fromkeys(item.uses))) for item in wanted}
+    fresh = {(use.model, use.parallel) for kernel in shared.values() for use in kernel.uses}
     before: dict[str, SharedKernel] = {}
     # absent or cut short: written again when the models are next extracted
     with suppress(OSError, ValidationError):
         before = SHARED.validate_json((folder / SHARED_FILE).read_text(encoding="utf-8")) if keep else {}
     for name, kernel in before.items():
-        others = tuple(use for use in kernel.uses if (use.model, use.tp, use.ep) not in fresh)
+        others = tuple(use for use in kernel.uses if (use.model, use.parallel) not in fresh)
         if others:
             shared[name] = SharedKernel(kernel.op_type, (*others, *(shared[name].uses if name in shared else ())))
     write_text(folder / SHARED_FILE, SHARED.dump_json(shared, indent=1).decode() + "\n")
@@ -504,7 +491,7 @@ def table(kernels: Mapping[str, SharedKernel], clashes: Sequence[Clash]) -> str:
         "|---|---|---|",
     ]
     for name, kernel in sorted(kernels.items(), key=lambda item: (item[1].op_type, item[0])):
-        uses = ", ".join(f"{use.model} tp{use.tp} ep{use.ep} ({use.count})" for use in kernel.uses)
+        uses = ", ".join(f"{use.model} {use.parallel} ({use.count})" for use in kernel.uses)
         lines.append(f"| {name} | {kernel.op_type} | {uses} |")
     shared = sum(len({use.model for use in kernel.uses}) > 1 for kernel in kernels.values())
     lines += ["", f"{len(kernels)} definitions, {shared} of them shared by more than one model."]

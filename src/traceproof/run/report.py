@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.table import Table
@@ -443,8 +443,7 @@ def _kind(row: schema.VerdictRow, known: Known, stacks: Mapping[str, Mapping[str
 
 def table(summary: Mapping[str, Any]) -> str:
     """The table, findings and sentences, as text for a terminal or a log."""
-    out = io.StringIO()
-    console = plain(out)
+    console = plain()
     nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
     columns = ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip")
     grid = headed("Verdicts (one row per case output)", ("op_type", "implementation"), columns, "skipped because")
@@ -471,7 +470,7 @@ def table(summary: Mapping[str, Any]) -> str:
         # line breaks are ours; other control characters are anybody's
         safe = "\n".join(map(printable, text.split("\n")))
         console.print(safe, soft_wrap=True)
-    return out.getvalue()
+    return console.export_text()
 
 
 def _grades(summary: Mapping[str, Any]) -> Table:
@@ -523,9 +522,9 @@ def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence
     return f"{text}{present and f'; families: {present}'}. Change `dataset` or `selection` in config.yaml."
 
 
-def plain(out: IO[str], *, width: int = WIDTH, record: bool = False) -> Console:
-    """A console for tables and texts that others may have written: nothing in them is markup."""
-    return Console(file=out, width=width, record=record, markup=False, emoji=False, highlight=False)
+def plain(width: int = WIDTH) -> Console:
+    """A console that records tables and texts which others may have written: nothing in them is markup."""
+    return Console(file=io.StringIO(), width=width, record=True, markup=False, emoji=False, highlight=False)
 
 
 def headed(title: str, words: Iterable[str], numbers: Iterable[str] = (), *last: str) -> Table:

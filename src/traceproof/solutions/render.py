@@ -1,6 +1,5 @@
 """Shows a certificate as a table for a terminal, as JSON, and as one HTML page that loads nothing."""
 
-import io
 import json
 from collections.abc import Iterator
 
@@ -35,14 +34,14 @@ def facts(certificate: Certificate) -> list[tuple[str, str]]:
 
 def table(certificate: Certificate) -> str:
     """The certificate as text for a terminal."""
-    out = io.StringIO()
-    _show(certificate, plain(out))
-    return out.getvalue()
+    console = plain()
+    _show(certificate, console)
+    return console.export_text()
 
 
 def page(certificate: Certificate) -> str:
     """The certificate as an HTML page that loads nothing, with all facts and reasons."""
-    console = plain(io.StringIO(), record=True)
+    console = plain()
     _show(certificate, console, reasons=None)
     for name, value in [*facts(certificate), ("repeat", certificate.repeat)]:
         console.print(f"{name:24}  {printable(value)}", soft_wrap=True)

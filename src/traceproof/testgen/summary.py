@@ -1,6 +1,5 @@
 """Summarises generated tests: counts by op_type and stack, known failures, and text for the terminal."""
 
-import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypedDict
@@ -60,19 +59,19 @@ def counted(rows: Iterable[Judged]) -> dict[tuple[str, str], Counter[str]]:
 
 def table(report: TestsReport) -> str:
     """Counts and failures, as text for a terminal or a log."""
-    out = io.StringIO()
+    console = plain()
     outcomes = ("passed", "failed", "error", "known", "skipped")
     grid = headed("Generated tests (one row per op_type and environment)", ("op_type", "stack"), outcomes)
     for (op_type, stack), counts in counted(report["rows"]).items():
         grid.add_row(op_type, stack, *(str(counts[outcome]) for outcome in outcomes))
-    plain(out).print(grid)
+    console.print(grid)
     new = [row for row in report["rows"] if _is_new(row)]
     lines = [failure_line(row) for row in new[:SHOWN]]
     if len(new) > SHOWN:
         lines.append(f"and {len(new) - SHOWN} more")
     if not report["rows"]:
         lines.append("no test was run: no op_type was planned")
-    return out.getvalue() + "".join(f"{line}\n" for line in lines)
+    return console.export_text() + "".join(f"{line}\n" for line in lines)
 
 
 def described(rows: Sequence[Judged], digests: Mapping[str, str], names: Collection[str]) -> str:
