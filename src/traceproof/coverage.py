@@ -4,17 +4,16 @@
 packages that the tests import; collecting imports their modules and runs no test.
 """
 
-import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,6 +124,7 @@ SWITCHES = {
     "safe_gate": ("safe_gate", "use_safe_gate"),
     "qk_norm": ("use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
 }
+GIVEN = re.compile(rf"\b({'|'.join(chain(*SWITCHES.values()))})=([^=\s,)][^\s,)]*)")
 
 
 def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chosen:
@@ -252,23 +252,11 @@ class Collector:
 
 
 def _given(function: Any, parameters: Parameters) -> dict[str, Any]:  # noqa: ANN401 - a test
-    """What a test's calls give for names of SWITCHES: a literal, a parameter's value, else True."""
-    known = {name for names in SWITCHES.values() for name in names}
+    """What a test's code gives for names of SWITCHES: a parameter's value, or whether it is not False or None."""
     given: dict[str, Any] = {}
-    try:
-        code = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # no function of a file
-        return given
-    for node in ast.walk(code):
-        for argument in node.keywords if isinstance(node, ast.Call) else ():
-            if argument.arg in known:
-                match argument.value:
-                    case ast.Constant(value=value):
-                        given[argument.arg] = given.get(argument.arg) or value
-                    case ast.Name(id=name) if name in parameters:
-                        given[argument.arg] = given.get(argument.arg) or parameters[name]
-                    case _:
-                        given[argument.arg] = True
+    with suppress(OSError, TypeError):  # no function of a file
+        for name, value in GIVEN.findall(inspect.getsource(function)):
+            given[name] = given.get(name) or parameters.get(value, value not in {"False", "None"})
     return given
 
 
