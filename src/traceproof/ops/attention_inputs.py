@@ -232,7 +232,7 @@ class CaseLayout:
         ranks = int(calls.NUMBERS["cp_world"])
         return ranks // 2 if OTHER_SCALARS in self.case.params else ranks
 
-    def coins(self, name: str, count: int) -> list[int]:
+    def some_below(self, name: str, count: int) -> list[int]:
         """Ascending numbers below `count`: 0, and each other one with probability 1/2, drawn on the host."""
         host = HostDraw(definition=self.definition.name, case=f"{self.case.id} blocks", seed=self.case.seed)
         heads = host.integers(name, count, low=0, high=2)
@@ -282,7 +282,7 @@ def block_lists(layout: CaseLayout) -> list[list[int]]:
     heads = range(layout.definition.const_axes[pattern.shape[1]])
     rows = range(-(-layout.q_lens[0] // height))
     return [
-        layout.coins(f"{sequence} {head} {row}", -(-length // width))
+        layout.some_below(f"{sequence} {head} {row}", -(-length // width))
         for (sequence, length), head, row in product(enumerate(layout.kv_lens), heads, rows)
     ]
 
@@ -325,7 +325,9 @@ def query_lists(layout: CaseLayout) -> list[list[list[int]]]:
     heads, _, most = layout.shape
     by_head = []
     for head in range(heads):
-        lists = [layout.coins(f"{head} {at}", -(-n // calls.MSA_BLOCK))[-most:] for at, n in enumerate(lengths)]
+        lists = [
+            layout.some_below(f"{head} {at}", -(-n // calls.MSA_BLOCK))[-most:] for at, n in enumerate(lengths)
+        ]
         if "causal" not in layout.definition.inputs:  # a mask may leave queries the first block only
             lists = [blocks[at % 2 :] or blocks for at, blocks in enumerate(lists)]
         by_head.append([[*blocks, *[-1] * (most - len(blocks))] for blocks in lists])

@@ -17,7 +17,10 @@ POINTERS = {"qo_indptr": QUERIES, "kv_indptr": ("kv_indices", "k"), "cu_seqlens"
 
 
 def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
-    """The independent parts of a case's inputs, or of `inputs` of its definition; None: none are known."""
+    """The batch in a case's inputs, or in `inputs` of its definition; None: no independent parts are known.
+
+    Its parts are the sequences that index pointers cut out of an axis, else rows along an axis of the outputs.
+    """
     definition, values = subject.definition, subject.inputs if inputs is None else inputs
     specs = {**definition.inputs, **definition.outputs}
     first_axis = {name: (spec.shape or ("",))[0] for name, spec in specs.items()}
@@ -31,6 +34,7 @@ def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
         names = ("state",) if "cu_seqlens" in values else QUERIES
         per_sequence = next((name for name in names if name in values), None)
         return None if per_sequence is None else Batch(definition, values, first_axis[per_sequence], pointers)
+    # a pool's slots are no rows
     in_pool = any(name in values for name in SLOTS)
     pool = first_axis.get("initial_state", first_axis.get("state")) if in_pool else None
     var = {*definition.var_axes} - {pool}

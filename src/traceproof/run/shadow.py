@@ -67,9 +67,10 @@ class Float64(PlainMode):
     def __init__(self, instead: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
         self._instead = instead
+        # by storage: (it, dtype of its values, these values in float64, these without their last rounding)
         self._kept: dict[int, tuple[StorageWeakRef, torch.dtype, torch.Tensor, torch.Tensor]] = {}
-        self._decided: dict[int, StorageWeakRef] = {}  # storages of integers that follow from floats
-        self._told = False  # whether Python read such a number, so that all later ones may follow from it
+        self._decided: dict[int, StorageWeakRef] = {}  # storages of integers that rounding may decide
+        self._told = False  # whether Python has read a float or such an integer, from which all later may follow
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

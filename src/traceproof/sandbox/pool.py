@@ -336,9 +336,8 @@ class Conversation:
         if status not in model.SAID:
             return self._end(model.Status.CRASH, f"the worker's answer can not be read: {status} is not its word")
         self._tell(model.ANSWERED)
-        return model.Reply(
-            status=status, value=answer.get("value") if status is model.Status.OK else None, message=told
-        )
+        value = answer.get("value") if status is model.Status.OK else None
+        return model.Reply(status=status, value=value, message=told)
 
     def _tell(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # a guard that is gone has left a report

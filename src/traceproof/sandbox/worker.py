@@ -45,8 +45,7 @@ MOST_LOOK_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 0.25  # between items, as threads of untrusted code may still run
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than reading /proc
 SCRATCH_ENTRIES = 100_000  # more files than this count as an excess by themselves
-# Fields of a process's status: its own memory, wherever that is.
-PRIVATE = (b"RssAnon:", b"VmSwap:", b"HugetlbPages:", b"VmPTE:")
+PRIVATE = (b"RssAnon:", b"VmSwap:", b"HugetlbPages:", b"VmPTE:")  # memory of a process's own, by its status
 TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion has a thousand
 MESSAGE_CHARACTERS = 4000
 # Texts of allocators that are out of host or GPU memory; on a CPU PyTorch raises a plain RuntimeError.

@@ -992,15 +992,19 @@ class Experts(Op):
 
 
 def keep_boundary_rows(weights: torch.Tensor) -> None:
-    """Set gemm1's weights [experts, rows, columns] to 0 but for one row of up and of gate per expert.
+    """Zero gemm1's weights [experts, 2 * channels, columns] but for one channel, in up and gate, of each.
 
-    The rows lie at ends of tiles. The last expert keeps the first one, the first expert the last one.
+    Kernels' tiles begin and end at the channels that are kept. The first expert keeps the last of these channels,
+    the second one the last but one, and so on; the last expert keeps the first one, the last but one the second.
     """
-    ends, experts = boundaries(weights.shape[1] // 2), len(weights)
+    channels, experts = weights.shape[1] // 2, len(weights)
+    ends = boundaries(channels)
     for expert, rows in enumerate(weights.view(torch.uint8) if weights.dtype.itemsize == 1 else weights):
-        index = min(expert, experts - 1 - expert) % len(ends)
-        row = ends[index if expert >= experts // 2 else -1 - index]
-        kept = torch.tensor([row, row + len(rows) // 2], device=weights.device)
+        if expert < experts // 2:
+            channel = ends[-1 - expert % len(ends)]
+        else:
+            channel = ends[(experts - 1 - expert) % len(ends)]
+        kept = torch.tensor([channel, channel + channels], device=weights.device)
         values = rows[kept].clone()
         rows.zero_()[kept] = values
 

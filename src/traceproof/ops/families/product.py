@@ -641,10 +641,10 @@ BLOCKSCALE = "flashinfer.gemm:fp8_blockscale_gemm_sm90"
 
 
 def by_square_blocks(definition: Definition) -> bool:
-    """Whether every block of 128 x 128 weights has a scale."""
-    _, weight, _, scale = definition.inputs
-    sizes = [(dim(definition, weight, axis) or 0, dim(definition, scale, axis)) for axis in (0, 1)]
-    return all(size % BLOCK == 0 and count in {size // BLOCK, None} for size, count in sizes)
+    """Whether weights [N K] have scales [N / 128, K / 128], a size that the definition leaves open fitting any."""
+    _, weights, _, scales = definition.inputs
+    sizes = [(dim(definition, weights, axis) or 0, dim(definition, scales, axis)) for axis in (0, 1)]
+    return all(size % BLOCK == 0 and blocks in {size // BLOCK, None} for size, blocks in sizes)
 
 
 @GEMM_FP8.truth(
