@@ -79,7 +79,7 @@ def shown(definition: Definition) -> tuple[dict[str, str], set[str]]:
         judged |= subject.oracle.keys() & op.judged(definition).keys() & op.comparisons(definition).keys()
         for name in definition.inputs.keys() - seen.keys():
             for value in others(subject.inputs[name], drawn[name]):
-                torch.manual_seed(1)
+                torch.default_generator.manual_seed(1)
                 try:
                     outputs = right.make(replace(subject, inputs={**subject.inputs, name: value}))
                     far = outputs is not None and distance(subject, outputs) > LIMITS

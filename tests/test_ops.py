@@ -178,7 +178,7 @@ def test_a_reference_names_the_device_of_each_tensor_that_it_makes(definition: D
 def test_the_reference_passes(definition: Definition) -> None:
     for case in cases(definition, *SIZES):
         subject = solved(definition, case)
-        torch.manual_seed(3)
+        torch.default_generator.manual_seed(3)  # `torch.manual_seed` formats the stack for each kind of GPU
         assert not refused(subject, ops.reference_outputs(subject), reference=True), case.id
 
 
@@ -205,7 +205,7 @@ def test_a_case_of_another_size_fits(definition: Definition, *, long: bool) -> N
     assert case != base
     subject = solve(definition, case)
     ops.assert_inputs_fit(subject, again=long)
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     if definition not in FORMS:
         assert not refused(subject, ops.reference_outputs(subject), reference=True)
 
