@@ -23,6 +23,7 @@ from traceproof.models import catalogue
 from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import KernelCall, ModelModule, Reading, Second, kernel
 from traceproof.ops.families.expert import mixture_draft
+from traceproof.ops.families.product import projection
 from traceproof.sandbox import Pool
 from traceproof.stacks.flashinfer import APIS
 
@@ -179,6 +180,12 @@ def test_a_quantised_projection_is_described_in_the_datasets_form_and_as_launche
 def test_a_projection_in_float8_by_tensor_has_the_form_that_scales_by_token_and_weight() -> None:
     made = ALL["gemm_fp8_tensor_n10240_k8192"]
     assert [made.axes[axis]["value"] for axis in ("N_blocks", "K_blocks")] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["block128", "row", "tensor"])
+def test_projections_in_float8_whose_last_blocks_are_cut_short_hold_against_their_oracle(kind: str) -> None:
+    definition = drafted(projection(160, 320, role="kv_a_proj", kind=kind))
+    assert ops.failures(definition, ops.reference, "small") == {}
 
 
 def test_a_convolution_without_silu_becomes_none_and_one_with_it_two_definitions() -> None:

@@ -385,8 +385,8 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
     "gdn_decode_qk2_v4_d32_k_last": (
         (less("inputs", "A_log"), "inputs lack ['A_log']"),
         (given("inputs", "gate", shape=None, dtype="float32"), "have unknown ['gate']"),
-        (given("axes", "num_v_heads", value=3), "3 value heads do not share"),
-        (given("axes", "num_k_heads", value=3), "2 query and 3 key heads"),
+        (given("axes", "num_v_heads", value=3), "num_v_heads % num_q_heads == 0"),
+        (given("axes", "num_k_heads", value=3), "num_v_heads % num_k_heads == 0 does not hold"),
         (sized("head_size"), ""),
         (less("outputs", "new_state"), "outputs are ['output']"),
     ),
@@ -399,7 +399,7 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
     "mamba_ssu_decode_h8_d16_s32_ng2": (
         (less("inputs", "dt_bias"), "inputs lack ['dt_bias']"),
         (given("inputs", "A", shape=["nheads"]), "A has the shape"),
-        (given("axes", "ngroups", value=3), "do not divide into the groups"),
+        (given("axes", "ngroups", value=3), "nheads % ngroups == 0"),
         (sized("dstate"), ""),
         (less("outputs", "new_state"), "outputs are ['output']"),
     ),
@@ -411,8 +411,8 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
     "rope_with_cos_sin_cache_neox_style_d64_rd32": (
         (given("inputs", "offset", shape=None, dtype="int32"), "have unknown ['offset']"),
         (given("inputs", "cos_sin_cache", shape=["max_seq_len", "head_size", "rotary_dim"]), "cos_sin_cache has"),
-        (given("axes", "rotary_dim", value=33), "is odd or wider than a head"),
-        (given("axes", "rotary_dim", value=128), "is odd or wider than a head"),
+        (given("axes", "rotary_dim", value=33), "rotary_dim % 2 == 0 does not hold"),
+        (given("axes", "rotary_dim", value=128), "rotary_dim <= head_size does not hold"),
         (sized("head_size"), ""),
     ),
     "top_k_sampling_from_probs_v1000": (
@@ -437,7 +437,7 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
         (less("inputs", "kv_indptr"), "inputs lack ['kv_indptr']"),
         (given("inputs", "v_cache", shape=["num_pages", "page_size", "D", "Dv"]), "v_cache has the shape"),
         (given("inputs", "k_cache", dtype="float8_e4m3fn"), "scaled storage"),
-        (given("axes", "Hkv", value=5), "no multiple"),
+        (given("axes", "Hkv", value=5), "Hq % Hkv == 0 does not hold: "),
         (heads_first, "before the tokens of a page"),
     ),
     "single_prefill_mask_alibi_h4_kv2_d32": (
@@ -445,11 +445,10 @@ UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
     ),
     "single_prefill_window_sinks_h4_kv1_d32": (
         (given("outputs", "lse", shape=["qo_len", "num_qo_heads"], dtype="float32"), "counts the sinks"),
-        (given("axes", "kv_len", type="const", value=19), "lengths of its own, which the const axes ['kv_len']"),
     ),
     "indexer": (
-        (given("axes", "packed", value=136), "last axes"),
-        (given("axes", "kv_heads", value=2), "last axes"),
+        (given("axes", "packed", value=136), "packed == dim + 4 does not hold"),
+        (given("axes", "kv_heads", value=2), "kv_heads == 1 does not hold"),
     ),
 }
 
@@ -562,6 +561,21 @@ def test_a_rotation_of_const_heads_has_an_oracle_whatever_their_numbers() -> Non
         values = ops.inputs_of(definition, one)
         rulings = ops.judged(definition, one, ops.reference(definition, values), ops.truth(definition, values))
         assert {ruling.verdict for ruling in rulings.values()} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("definition", OWN, ids=lambda one: one.name)
+def test_an_axis_that_a_definition_makes_const_has_that_size_in_all_cases(definition: Definition) -> None:
+    ordinary = next(case for case in ops.cases(definition, "small") if case.size == "small")
+    for axis, size in ordinary.axes.items():
+        entry = definition.as_json()
+        entry["axes"][axis] = {"type": "const", "value": size}
+        changed = Definition.model_validate(entry)
+        op, unknown = registry.for_definition(changed)
+        assert unknown is None or axis in unknown
+        cases = [] if unknown else [*op.planned(changed, sizes=("small",), seed=0)]
+        for case in sorted(cases, key=lambda one: op.memory(changed, one))[:4]:
+            assert axis not in case.axes
+            ops.assert_inputs_fit(solve(changed, case), again=False)
 
 
 @pytest.mark.parametrize(

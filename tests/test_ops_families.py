@@ -18,7 +18,7 @@ from definitions import rmsnorm
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.dialects import read
-from traceproof.ops import registry
+from traceproof.ops import lookup, registry
 from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.base import Unsupported, Values, tensor
@@ -38,6 +38,7 @@ from traceproof.ops.gates import plain_softplus
 from traceproof.ops.op import Op
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve, solved
+from traceproof.stacks import STACK_OF
 from variants import requantise_fp4, requantise_fp8, variants_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -265,22 +266,6 @@ def test_what_codes_may_be_in_pages_that_are_written_to_is_known() -> None:
     assert torch.any(expected["k_cache@low"] < expected["k_cache@high"])  # a rounding before decides
 
 
-@pytest.mark.parametrize(
-    ("op_type", "name", "axis"),
-    [
-        ("bmm_bf16", "bmm_bf16_n48_k80", "M"),
-        ("minimax_h3_bf16_pre_attention", "minimax_h3_pre_attention_h96_p2_d32", "ranks"),
-    ],
-)
-def test_cases_keep_the_size_of_an_axis_that_a_definition_makes_const(op_type: str, name: str, axis: str) -> None:
-    content = ops.load(op_type, name).as_json()
-    content["axes"] |= {axis: {"type": "const", "value": 2}}
-    definition = Definition.model_validate(content)
-    for case in ops.cases(definition):
-        assert axis not in case.axes
-        ops.assert_inputs_fit(solve(definition, case))
-
-
 ROWS = (("batch_size >= hidden_size // 100", True), ("batch_size > hidden_size // 100", False))
 
 
@@ -299,6 +284,46 @@ RENORMALISE = ops.load("moe", "moe_fp8_block_scale_renorm_topk4_e16_h512_i256")
 PER_TENSOR = ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e16_h512_i512")
 FP4 = ops.load("moe", "trtllm_fp4_block_scale_moe_topk4_e16_h512_i256")
 PACKED = ops.load("moe", "trtllm_fp4_block_scale_routed_moe_topk4_e16_h512_i256")
+
+
+SPREAD = "scales.repeat_interleave(128, 0)"
+BY_HALVES = (
+    "torch.cat([half.repeat_interleave(128, 0)[:192] for half in scales.chunk(2)]) if len(values) == 384 else "
+)
+
+
+@pytest.mark.parametrize("blocks", [3, 4])
+def test_blocks_of_experts_weights_may_be_cut_short(blocks: int) -> None:
+    """Of 192 rows of up and 192 of gate, three blocks or two of each; other readings of the scales are refused."""
+    sizes = {
+        "hidden_size": 448,
+        "intermediate_size": 192,
+        "gemm1_out_size": 384,
+        "num_gemm1_out_blocks": blocks,
+    }
+    entry = RENORMALISE.as_json()
+    entry["axes"] |= {name: {"type": "const", "value": size} for name, size in sizes.items()}
+    rows = f"({BY_HALVES if blocks == 4 else ''}{SPREAD})[: len(values)]"
+    text = entry["reference"].replace(SPREAD, rows).replace("(128, 1)", "(128, 1)[:, :448]")
+    entry["reference"] = text.replace(
+        f"{rows}.repeat_interleave(128, 1)[:, :448]", f"{rows}.repeat_interleave(128, 1)[:, : values.shape[1]]"
+    )
+    definition = Definition.model_validate(entry)
+    case = ops.case_named(definition, "medium-0")
+    subject = solve(definition, case)
+    right = ops.reference_outputs(subject)["output"]
+    assert subject.ruling("output", right).verdict is Verdict.PASS
+    scales = ops.tensor(subject.inputs, "gemm1_weights_scale")
+    subject.inputs["gemm1_weights_scale"] = scales.roll(1, 1)
+    assert subject.ruling("output", ops.reference_outputs(subject)["output"]).verdict is Verdict.FAIL
+    assert not any(lookup.adapter(name, definition) for name in STACK_OF)  # kernels take whole blocks
+    entry["axes"]["intermediate_size"]["value"], entry["axes"]["gemm1_out_size"]["value"] = 100, 200
+    entry["axes"] |= {
+        "num_intermediate_blocks": {"type": "const", "value": 1},
+        "num_gemm1_out_blocks": {"type": "const", "value": 2},
+    }
+    _, unknown = registry.for_definition(Definition.model_validate(entry))
+    assert "nobody states whether a block has rows of up and gate" in str(unknown)
 
 
 def in_bf16(choice: ChosenExperts) -> ChosenExperts:

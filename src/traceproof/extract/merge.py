@@ -103,7 +103,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     if no_oracle is not None:
         return result
     cases = []
-    for case in op.cases(definition, sizes=("small",), seed=0):
+    for case in op.planned(definition, sizes=("small",), seed=0):
         need = op.memory(definition, case)
         result["too_large"] += need > MEMORY_LIMIT
         if need <= MEMORY_LIMIT:

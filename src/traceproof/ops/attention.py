@@ -198,7 +198,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "k_scale": ("B",),
     "max_score": ("h k t",),
     "sinks": ("h",),
-    "q2k_indices": ("g t x",),
+    "q2k_indices": ("g t q",),
     "block_indptr": ("b a f",),
     "block_indices": ("x",),
     "exact_block_bits": ("b a r w",),
@@ -221,6 +221,7 @@ HEADS_LAST = "page_table"  # XQA's table; in its pages, heads are behind tokens
 ROPE = 64  # rotated channels of a latent key, where no axis says how many there are
 POINTED = "kv_indices"  # the pages of all sequences, one after the other
 BLOCKED = ("block_indptr", "exact_block_bits")
+WORDS = frozenset({"exact_block_bits", "kv_valid_bits"})
 MSA_BLOCK = 128  # keys of a block that MiniMax's lists name
 # Values of scalar inputs in cases.
 NUMBERS: Mapping[str, float] = {
@@ -485,8 +486,8 @@ def by_heads(definition: Definition) -> bool:
 
 def value_width(definition: Definition) -> int:
     """Channels per head of the output; of a latent key without an axis for them, all but the ROPE rotated ones."""
-    output, cache = next(iter(definition.outputs.values())), one_of(COMBINED, definition.inputs)
-    width = definition.const_axes.get((output.shape or ("",))[-1])
+    output, cache = one_of(OUTPUTS, definition.outputs), one_of(COMBINED, definition.inputs)
+    width = None if output is None else definition.const_axes.get(output.shape[-1])
     if width is not None:
         return width
     if cache is not None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 from traceproof.dataset.definition import Definition, DType
@@ -172,6 +172,24 @@ def leaned_to(
 def starts(lengths: Sequence[int]) -> list[int]:
     """Prefix sums with a leading 0: an indptr."""
     return [0, *accumulate(lengths)]
+
+
+def resized(lengths: Sequence[int], *, count: int | None = None, total: int | None = None) -> list[int]:
+    """Lengths repeated, or left out, for `count` sequences, then cut or the last one extended to a `total`."""
+    if count is not None:
+        lengths = [lengths[at % len(lengths)] if lengths else 0 for at in range(count)]
+    if total is None or not lengths:
+        return list(lengths)
+    ends = [0, *(min(end, total) for end in accumulate(lengths[:-1])), total]
+    return [stop - start for start, stop in pairwise(ends)]
+
+
+def within(lengths: Sequence[int], page: int, *, pages: int | None, columns: int | None) -> list[int]:
+    """Lengths cut to what a cache of so many `pages` with gaps, and tables with a spare column, have room for."""
+    rooms = [] if columns is None else [columns - 1]
+    if pages is not None:
+        rooms.append(max(1, (pages - 2) * GAP // (GAP + 1) // max(1, len(lengths))))
+    return [min([length, *(page * room for room in rooms)]) for length in lengths]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,19 @@ from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.ops import attention as calls
 from traceproof.ops import attention_inputs
-from traceproof.ops.adapter import dim, dtype_of
+from traceproof.ops.adapter import dtype_of
 from traceproof.ops.attention import Span, Spans, is_causal, is_tabled, listed, one_of, operands_of, page_of
-from traceproof.ops.attention_inputs import STRUCTURE, CaseLayout, PageTable, Planned, drawn, lengths_of, starts
+from traceproof.ops.attention_inputs import (
+    STRUCTURE,
+    CaseLayout,
+    PageTable,
+    Planned,
+    drawn,
+    lengths_of,
+    resized,
+    starts,
+    within,
+)
 from traceproof.ops.base import Unsupported, Value, Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case, is_hidden
 from traceproof.ops.compare import Close, Comparison
@@ -226,11 +236,11 @@ def unfit(definition: Definition) -> str | None:
         return unfit_with_tables(definition)
     if not calls.has_tokens_first(definition):
         return "the heads of k_cache are before the tokens of a page; known is the opposite"
-    layout = calls.layout_of(inputs)
-    heads = dim(definition, layout.queries[0], -2) or 0
-    kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)
-    divided = kv_heads and heads % kv_heads == 0
-    return None if divided else f"{heads} query heads are no multiple of {kv_heads} key heads"
+    return None
+
+
+# Size of the second axis, by the number of axes.
+PLANES = {"qkv": {4: 3}, "kv_cache": {4: 1, 5: 2}, "paged_kv_cache": {4: 1, 5: 2}}
 
 
 def unfit_with_tables(definition: Definition) -> str | None:
@@ -246,8 +256,30 @@ def unfit_with_tables(definition: Definition) -> str | None:
     paged = one_of((*calls.COMBINED, "k_cache"), inputs) is not None
     if paged and not (counted and one_of(calls.TABLES, inputs) is not None):
         return "nobody states which pages each sequence has, or how many keys"
-    planes = next((sizes.get(shapes[name][1]) for name in calls.COMBINED if len(shapes.get(name, ())) > 3), 1)
-    return None if planes in {1, 2} else f"the cache has {planes} planes"
+    return next(unfit_sizes(definition), None)
+
+
+def unfit_sizes(definition: Definition) -> Iterator[str]:
+    """What is unsupported of the widths, planes, blocks, words and lengths of a call with tables."""
+    inputs, sizes = definition.inputs, definition.const_axes
+    if calls.value_width(definition) < 1:
+        yield "nobody states how wide values are"
+    for name in PLANES.keys() & inputs.keys():
+        shape = inputs[name].shape or ()
+        if (planes := sizes.get(shape[1])) != PLANES[name].get(len(shape), planes):
+            yield f"{name} has {planes} planes"
+    blocks = {"q_block_size", "kv_block_size"}
+    if one_of(calls.BLOCKED, inputs) is not None and not blocks <= inputs.keys() | sizes.keys():
+        yield "nobody states how many queries and keys a block has"
+    yield from (
+        f"words of {name} have not 32 bits"
+        for name in calls.WORDS & inputs.keys()
+        if inputs[name].dtype.bits != 32
+    )
+    lengths = one_of(calls.KV_LENGTHS, inputs)
+    several = lengths is not None and len(lengths.shape) == 2 and not calls.by_heads(definition)
+    if several and sizes.get(lengths.shape[1]) != 1:
+        yield "a sequence has several lengths"
 
 
 def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
@@ -279,6 +311,7 @@ class Attention(Op):
     """
 
     formula: Formula = staticmethod(calls.attention)  # of forms that are built from names
+    counted, roomy = "bytnlijfruwzkxAB", "pm"
 
     def __init__(
         self,
@@ -290,6 +323,7 @@ class Attention(Op):
         self.causal = causal
         shared: dict[str, Any] = {
             "uneven": "d",
+            "where": "h % g == 0; a in (1, g, h); o <= e",
             "requires": unfit,
             "independent_rows": False,
             "gates": calls.GATES,
@@ -353,16 +387,13 @@ class Attention(Op):
     def _problem_of_sizes(self, definition: Definition, form: Form) -> str | None:
         """Why sizes are unknown: heads or widths are var, while other axes follow from lengths; None: known."""
         letters = form.axes(definition)
-        stray = sorted(
+        stray = {
             letters[letter]
-            for letter in "hgdDeoscR"
-            if letters.get(letter) in definition.var_axes
-            and not (letter == "o" and one_of(calls.COMBINED, definition.inputs))
-        )
-        if stray:
-            return f"can not tell the sizes of the axes {stray}"
-        const = sorted(letters[letter] for letter in "btnlijfr" if letters.get(letter) in definition.const_axes)
-        return f"each case has lengths of its own, which the const axes {const} are of" if const else None
+            for letter in "hgdDeoscRa"
+            if letter in letters and not (letter == "o" and one_of(calls.COMBINED, definition.inputs))
+        } | {"q_block_size", "kv_block_size"}
+        stray &= {*definition.var_axes}
+        return f"can not tell the sizes of the axes {sorted(stray)}" if stray else None
 
     # Cases
 
@@ -370,29 +401,51 @@ class Attention(Op):
         """(keys, queries) of each sequence: the planned numbers, changed to ones that the call can have."""
         _, kv_lens, q_lens, _ = planned
         inputs, letters, page = definition.inputs, self.letters(definition), page_of(definition)
+        fixed = self.fixed(definition)
         pages_are_full = listed(definition) or (calls.POINTED in inputs and "kv_last_page_len" not in inputs)
         if pages_are_full:
             kv_lens = [-(-length // page) * page for length in kv_lens]
-        if not is_tabled(definition):
-            assert not isinstance(q_lens, int)
-            return kv_lens, q_lens if "qo_indptr" in inputs else [1] * len(kv_lens)
         if one_sequence := "n" in letters and not {"i", "j"} & letters.keys():
             kv_lens = [max(kv_lens)]
         elif "l" in letters or ("max_sequence_kv" in inputs and "b" in letters):  # equally long ones
             kv_lens = [max(kv_lens)] * len(kv_lens)
+        kv_lens = self._allowed(definition, kv_lens)
+        if not is_tabled(definition):
+            assert not isinstance(q_lens, int)
+            if "qo_indptr" not in inputs:
+                return kv_lens, [1] * len(kv_lens)
+            return kv_lens, resized(q_lens, count=len(kv_lens), total=fixed.get("t"))
         if "qkv" in inputs or letters.get("y") == letters.get("l", ""):  # each token is a query
             return kv_lens, kv_lens
         if any(not inputs[name].optional for name in {*calls.ENDS, "actual_seq_lens_q"} & {*inputs}):
             if isinstance(q_lens, int):
                 q_lens = [1 + (q_lens + at) % 7 * 2 for at in range(len(kv_lens))]
-            return kv_lens, [min(pair) for pair in zip(q_lens, kv_lens, strict=True)]
-        count = definition.const_axes.get(letters.get("y", ""), 0)  # of queries, equally many in each sequence
+            q_lens = [*map(min, resized(q_lens, count=len(kv_lens)), kv_lens)]
+            q_lens = resized(q_lens, total=fixed.get("t"))
+            return [*map(max, q_lens, kv_lens)], q_lens
+        # of queries, equally many in each sequence
+        count = fixed.get("y", fixed.get("t", 0) // max(1, len(kv_lens)))
         if not count:
             several = one_sequence or self._has_several_queries(definition)
             most = q_lens if isinstance(q_lens, int) else max(q_lens)
             most += 2 * calls.blocks_of(definition)[0] if "a" in letters else 0
             count = max(1, most) if several and {"t", "y"} & letters.keys() else 1
         return [max(length, count) for length in kv_lens], [count] * len(kv_lens)
+
+    def _allowed(self, definition: Definition, kv_lens: list[int]) -> list[int]:
+        """Lengths of keys, changed to what const sizes of the batch, tokens, pages, tables and lists allow."""
+        fixed, page, tabled = self.fixed(definition), page_of(definition), is_tabled(definition)
+        ends = "ijb" if tabled or "qo_indptr" in definition.inputs else "ijbt"
+        count = next((fixed[one] - (one in "ij") for one in ends if one in fixed), None)
+        of_one = "qkv" in definition.inputs and "t" in fixed
+        kv_lens = resized(kv_lens, count=count, total=fixed["t"] if of_one else fixed.get("n"))
+        kv_lens = [fixed.get("l", length) for length in kv_lens]
+        pages = fixed["p"] * fixed.get("s", page) // page if "p" in fixed else None
+        kv_lens = within(kv_lens, page, pages=pages, columns=None if listed(definition) else fixed.get("m"))
+        if "x" in fixed and not tabled:
+            counts = resized([-(-length // page) for length in kv_lens], total=fixed["x"])
+            kv_lens = [max(0, n * page - -length % page) for n, length in zip(counts, kv_lens, strict=True)]
+        return kv_lens
 
     def _has_several_queries(self, definition: Definition) -> bool:
         """Whether equally many queries of each sequence are several: by drafts, a mask, a pattern or a table."""
@@ -406,22 +459,23 @@ class Attention(Op):
         name, _, _, more = planned
         kv_lens, q_lens = self.lengths(definition, planned)
         letters, page, const = self.letters(definition), page_of(definition), definition.const_axes
+        fixed = self.fixed(definition)
         pages = PageTable.of(kv_lens, page, shared=bool(more.get("shared")))
         pool = pages.pool
         if is_tabled(definition):  # one page that no sequence has, to pad tables with
             pool = -(-(pages.pool + 1) * page // const.get(letters.get("s", ""), 1))
         batch, longest, (height, width) = len(kv_lens), max(kv_lens, default=0), calls.blocks_of(definition)
-        rows, blocks = -(-q_lens[0] // height), -(-longest // width)
+        rows, blocks = -(-max(q_lens[:1], default=0) // height), -(-longest // width)
         heads = {letter: const.get(letters.get(letter, ""), 1) for letter in "agh"}
         scales = calls.value_width(definition) * 2 // FP4_BLOCK  # per row of codes
         sizes = {
             "b": batch,
-            "y": q_lens[0],
+            "y": max(q_lens[:1], default=0),
             "t": sum(q_lens),
             "n": sum(kv_lens),
             "l": longest,
             "p": pool,
-            "m": max(pages.counts) + 1,
+            "m": fixed["m"] if listed(definition) and "m" in fixed else max(pages.counts, default=0) + 1,
             "i": batch + 1,
             "j": batch + 1,
             "f": rows + 1,
@@ -429,20 +483,19 @@ class Attention(Op):
             "u": blocks,
             "w": -(-blocks // 32),
             "z": -(-longest // 32),
-            "x": batch * heads["a"] * rows * blocks if "a" in letters else sum(pages.counts),
+            **dict.fromkeys("qx", batch * heads["a"] * rows * blocks if "a" in letters else sum(pages.counts)),
             "o": calls.value_width(definition),
             "k": -(-longest // calls.MSA_BLOCK),
             "A": swizzled_size(sum(q_lens) * heads["h"], scales),
             "B": swizzled_size(sum(kv_lens) * heads["g"], scales),
         }
-        axes = dict.fromkeys(definition.var_axes, batch) | dict.fromkeys(letters.values(), 1)
-        # in this order: some definitions give kv_last_page_len the axis of an indptr
-        axes |= {letters[letter]: size for letter, size in sizes.items() if letter in letters}
         params = {"kv_lens": kv_lens, "pattern": "lean", "amplitude": 1.0}
         if is_tabled(definition) or "qo_indptr" in definition.inputs:
             params["q_lens"] = q_lens
-        var = {axis: axes[axis] for axis in definition.var_axes}
-        return Case(name, name.partition("-")[0], var, seed, {**params, **more})
+        # some definitions give kv_last_page_len (b) the axis of an indptr (i): the size named last counts
+        case = self.case(definition, name, sizes, seed, {**params, **more})
+        of_no_tensor = dict.fromkeys({*definition.var_axes} - {*letters.values()}, batch)
+        return replace(case, axes={**case.axes, **of_no_tensor})
 
     def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
         """Plans of the cases: the specification's sizes, boundary lengths, empty rows, adversarial data."""
@@ -529,7 +582,8 @@ class Attention(Op):
                 if len(shape) == 1:  # some definitions shape kv_last_page_len like an indptr, lists have room
                     lists = [*lists, *[0] * (shape[0] - len(lists))]
                 numbered = torch.tensor(lists, dtype=torch.int32, device=draw.device).view(shape)
-                values[name] = numbered.view(dtype_of(spec))
+                dtype = dtype_of(spec)  # words of bits may be unsigned
+                values[name] = numbered.view(dtype) if dtype.itemsize == 4 else numbered.to(dtype)
             else:
                 zeros = torch.zeros(shape, dtype=dtype_of(spec), device=draw.device)
                 values[name] = None if spec.optional else zeros

@@ -178,8 +178,11 @@ def unswizzle(scales: torch.Tensor, rows: int, columns: int, height: int = 128) 
 def scale_blocks(rows: torch.Tensor, scales: torch.Tensor, *, height: int, width: int = BLOCK) -> torch.Tensor:
     """Multiply a matrix by its block scales: [R, C] times [R / height, C / width], in the matrix's dtype.
 
-    Raises RuntimeError: the blocks do not tile the matrix.
+    The last blocks may be cut short. Raises RuntimeError: there are too few or too many.
     """
+    if rows.shape[0] % height or rows.shape[1] % width:
+        scales = scales.repeat_interleave(height, 0)[: rows.shape[0]].repeat_interleave(width, 1)
+        return rows * scales[:, : rows.shape[1]].to(rows.dtype)
     blocks = rows.view(scales.shape[0], height, scales.shape[1], width)
     return (blocks * scales.to(rows.dtype)[:, None, :, None]).view(rows.shape)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from traceproof.dataset.constraints import broken, text_of
+from traceproof.dataset.constraints import broken, evaluate, names, parse, text_of
 from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
 from traceproof.ops import far
 from traceproof.ops.adapter import Adapter, Api, Call, Conditions, Outputs, nothing, signature
 from traceproof.ops.base import Given, Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
-from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
+from traceproof.ops.cases import BOUNDARY_ROWS, EDGE, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Entries, Exact, Fitting, IndexSet, Samples
 from traceproof.ops.far import Far
 from traceproof.ops.formula import NOTHING, DrawInput, Form, Mutant, Size, Variant, Wanted, Wide, to_dtype
@@ -69,6 +70,10 @@ class Op:
 
     # scalar inputs that fit tensors' sizes, or that cases of their own change: hidden cases keep them
     sizes_in_numbers: Collection[str] = ()
+    # letters of axes that a case's lists of lengths give a size: a const one must have it, one that holds pages or
+    # slots (`roomy`) at least it. Cases that ask for another size are left out
+    counted: str = ""
+    roomy: str = ""
     names: Mapping[str, str] = NOTHING  # declared name -> the definition's name, where they differ
 
     def __init__(  # noqa: PLR0913 - one op, spelled out
@@ -95,6 +100,7 @@ class Op:
         # sizes of other letters and of const axes by name
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
         bounded: str = "",  # letters of axes whose function in `sizes` says nothing of a const size
+        roomy: str = "",  # see the class attribute
         # cases in addition to the ordinary ones, by name: `scale`, `offset` or `outlier` of `adversarial_inputs`
         adversarial: Mapping[str, Mapping[str, Any]] = ADVERSARIAL,
         extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
@@ -103,6 +109,8 @@ class Op:
         absent: Collection[str] = (),  # optional inputs that no case gives
         # changes the drawn tensors, a dict by declared names, as the case's params say
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
+        where: str = "",  # relations of sizes by letter, or const axis, ";" between them: "h % g == 0; w == 2 * k"
+        least_outputs: int = 1,  # how many outputs a definition has at least
         requires: Callable[[Definition], str | None] = lambda _: None,  # what else of a definition is unsupported
         tile: int = 0,  # rows of the case edge-tile, which fill a tile; 0: no such case
         independent_rows: bool = True,  # whether rows (first axis of outputs) do not depend on each other
@@ -145,9 +153,10 @@ class Op:
         self.slow, self.compiles_late, self.staged, self.without_api = slow, compiles_late, staged, without_api
         scalars = by_name(scalars)
         self.scalars, self.sizes, self.adversarial, self.extremes = scalars, sizes, adversarial, extremes
-        self.absent, self.bounded = absent, bounded
+        self.absent, self.bounded, self.roomy = absent, bounded, roomy or self.roomy
         self.adversarial_inputs, self.unusual_inputs = frozenset(adversarial_inputs), unusual
-        self.draws, self.adjust, self.requires = by_name(draws), adjust, requires
+        self.draws, self.adjust, self.requires, self.where = by_name(draws), adjust, requires, where
+        self.least_outputs = least_outputs
         self.tile, self.independent_rows, self.coupled, self.far = tile, independent_rows, coupled, far
         self.lossless: Callable[[Definition], Mapping[str, Exactly]]
         self.lossless = lambda one: by_name(lossless(one) if callable(lossless) else lossless)
@@ -234,7 +243,9 @@ class Op:
 
     def looks_like(self, definition: Definition) -> bool:
         """Whether a definition has the names and shapes of one of the forms."""
-        return any(form.misfit(definition) is None for form in self.forms_of(definition))
+        with suppress(Unsupported):
+            return any(form.misfit(definition) is None for form in self.forms_of(definition))
+        return False
 
     def names_in(self, definition: Definition) -> dict[str, str]:
         """By declared name the definition's, of those in `synonyms` that it has."""
@@ -274,11 +285,21 @@ class Op:
         return {self.names.get(name, name) + at + what: tensors[key] for key, (name, at, what) in parts.items()}
 
     def check(self, definition: Definition) -> None:
-        """Check that `oracle` knows this form of the op: one of `forms`, with sizes for its var axes.
+        """Check that `oracle` knows this form of the op: one of `forms`, with sizes for its axes.
 
         Raises Unsupported if it does not; the definition is then judged without an oracle.
         """
-        self.form(definition)
+        letters = self.form(definition).axes(definition)
+        if all(0 in map(definition.const_axes.get, spec.shape or ()) for spec in definition.outputs.values()):
+            raise Unsupported("a const size of 0 leaves nothing to compute")
+        functions = {letter for letter, size in self.sizes.items() if callable(size)} - {*self.bounded}
+        chosen = {letters.get(letter) for letter in {*self.counted, *self.roomy, *functions}}
+        fixed = {axis: size for axis, size in definition.const_axes.items() if axis in chosen}
+        if fixed and all(
+            case.size == EDGE for case in self.planned(definition, sizes=("small", "medium"), seed=0)
+        ):
+            sizes = ", ".join(f"{axis} {size}" for axis, size in fixed.items())
+            raise Unsupported(f"no case has the sizes that are const, {sizes}")
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
         """The forms that a definition may have: here `forms`; a subclass may build them from the definition."""
@@ -296,6 +317,9 @@ class Op:
             nearest = min(forms, key=lambda form: len(form.inputs.keys() ^ definition.inputs.keys()))
             raise Unsupported(nearest.misfit(definition) or "")
         lacking = self._problem_of_sizes(definition, fitting) or self.requires(definition)
+        lacking = lacking or self._broken(definition, fitting.axes(definition))
+        if len(definition.outputs) < self.least_outputs:
+            lacking = f"outputs are {list(definition.outputs)}"
         if lacking is not None:
             raise Unsupported(lacking)
         self.matched = definition, fitting
@@ -305,6 +329,11 @@ class Op:
         """The definition's axis for each letter of its form."""
         return self.form(definition).axes(definition)
 
+    def fixed(self, definition: Definition) -> dict[str, int]:
+        """The sizes of const axes by letter."""
+        const = definition.const_axes
+        return {letter: const[axis] for letter, axis in self.letters(definition).items() if axis in const}
+
     def _problem_of_sizes(self, definition: Definition, form: Form) -> str | None:
         """Why the size of an axis is unknown, or contradicts those of others; None: all are known."""
         letters = form.axes(definition)
@@ -313,13 +342,38 @@ class Op:
         const = definition.const_axes
         known = {**const, **{letter: const[axis] for letter, axis in letters.items() if axis in const}}
         for letter, size in self.sizes.items():
-            if callable(size) and letter in known and letter not in self.bounded:
+            if size == (1,) and letters.get(letter, "") == self._rows(definition):
+                return f"{letters[letter]} is var, and known is 1"
+            if (callable(size) or size == (1,)) and letter in known and letter not in self.bounded:
                 with suppress(KeyError):  # it follows from an axis that is var
-                    if size(known) != known[letter]:
-                        return f"{letters[letter]} is {known[letter]}, and {size(known)} by the other axes"
-        if self.independent_rows and self._rows(definition) is None:
-            return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
+                    needed = size(known) if callable(size) else 1
+                    if self._misses(letter, needed, known[letter]):
+                        return f"{letters[letter]} is {known[letter]}, and {needed} by the other axes"
         return f"the axes {unsized} are var" if unsized else None
+
+    def _broken(self, definition: Definition, letters: Mapping[str, str]) -> str | None:
+        """The first relation of `where` that the sizes of const axes break; None: none is."""
+        const = definition.const_axes
+        sizes = {**const, **{letter: const[axis] for letter, axis in letters.items() if axis in const}}
+        for letter, size in self.sizes.items():
+            if callable(size) and letter in letters.keys() - sizes:
+                with suppress(KeyError):  # it follows from an axis that is var
+                    sizes[letter] = size(sizes)
+        for relation in filter(None, self.where.split(";")):
+            if evaluate(parse(relation), sizes) is False:
+                named = re.sub(r"[A-Za-z]\w*", lambda word: letters.get(word[0], word[0]), relation.strip())
+                stated = (f"{letters.get(one, one)} is {sizes[one]}" for one in sorted(names(relation)))
+                return f"{named} does not hold: {', '.join(stated)}"
+        return None
+
+    def _misses(self, letter: str, needed: int, size: int) -> bool:
+        """Whether a const axis has not the size that a case needs; one of `roomy` may be larger."""
+        return needed > size if letter in self.roomy else needed != size
+
+    @staticmethod
+    def rows_of(definition: Definition, case: Case) -> int:
+        """The size of the first axis of the first output in a case."""
+        return (definition.shape_of(next(iter(definition.outputs.values())), case.axes) or (1,))[0]
 
     @staticmethod
     def _rows(definition: Definition) -> str | None:
@@ -339,15 +393,18 @@ class Op:
         return first == {self.row_axis(definition)} and numeric
 
     def settled(self, definition: Definition, case: Case) -> Case:
-        """The case with the sizes of axes that are functions of other axes (`sizes`)."""
+        """The case with the sizes of axes that are functions of other axes (`sizes`), as `case` has them."""
         if not any(callable(size) for size in self.sizes.values()):
             return case
         letters, axes = self.letters(definition), dict(case.axes)
         every = {**definition.const_axes, **axes}
         sizes = {**definition.const_axes, **{letter: every[axis] for letter, axis in letters.items()}}
         for letter, size in self.sizes.items():
-            if callable(size) and letters.get(letter) in axes:
-                axes[letters[letter]] = sizes[letter] = size(sizes)
+            if callable(size) and letter in letters:
+                if letters[letter] in axes:
+                    axes[letters[letter]] = sizes[letter] = size(sizes)
+                elif letter not in self.bounded and self._misses(letter, needed := size(sizes), sizes[letter]):
+                    axes[letters[letter]] = needed
         return replace(case, axes=axes)
 
     def open_axes(self, definition: Definition) -> frozenset[str]:
@@ -391,11 +448,24 @@ class Op:
         seed: int,
         params: Mapping[str, Any] = NOTHING,
     ) -> Case:
-        """A case whose name begins with its size class; `sizes` are of var axes by letter, the others are 1."""
-        letters = self.letters(definition)
-        axes = {letters[one]: size for one, size in sizes.items() if one in letters}
-        var = {axis: axes.get(axis, 1) for axis in definition.var_axes}
-        return Case(name, name.partition("-")[0], var, seed, dict(params))
+        """A case whose name begins with its size class; `sizes` are of axes by letter, other var ones are 1.
+
+        A const axis of another size than the case needs keeps that among the case's axes (`fits`).
+        """
+        letters, const = self.letters(definition), definition.const_axes
+        needed = {letters[one]: (one, size) for one, size in sizes.items() if one in letters}
+        axes = {axis: needed.get(axis, ("", 1))[1] for axis in definition.var_axes}
+        for axis in needed.keys() & const.keys():
+            letter, size = needed[axis]
+            if (letter in self.counted + self.roomy or not size) and self._misses(letter, size, const[axis]):
+                axes[axis] = size
+        return Case(name, name.partition("-")[0], axes, seed, dict(params))
+
+    def fits(self, definition: Definition, case: Case) -> bool:
+        """Whether a case needs no other size of a const axis, for kernels neither (`far`)."""
+        enlarged = self.enlarged(definition) if far.SIZE in case.params else None
+        sizes = {**case.axes, **({} if enlarged is None else {enlarged.axis: case.params[far.SIZE]})}
+        return all(definition.const_axes.get(axis, size) == size for axis, size in sizes.items())
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """The cases of size class `stress`, in a fixed order.
@@ -420,9 +490,8 @@ class Op:
         The latter not in a subclass: attention's ordinary cases lean to such keys.
         """
         if decisive := [name for name in self.decisive if name in definition.inputs]:
-            letters, axes = self.letters(definition), dict.fromkeys(definition.var_axes, BOUNDARY_ROWS)
-            axes |= {letters[one]: size for one, size in self.decisive_sizes.items() if letters.get(one) in axes}
-            plain = self.settled(definition, Case("", "", axes, seed))
+            sizes = {**dict.fromkeys(self.letters(definition), BOUNDARY_ROWS), **self.decisive_sizes}
+            plain = self.settled(definition, self.case(definition, "", sizes, seed))
             yield at_boundaries(plain.axes, decisive, seed)
             return
         rows = self.row_axis(definition)
@@ -439,10 +508,10 @@ class Op:
         return None if rows is None else self.far(definition, rows)
 
     def planned(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-        """All cases of the given size classes, `stress` included, with the edge and adversarial cases."""
-        yield from self.cases(definition, sizes=[size for size in sizes if size != STRESS], seed=seed)
-        if STRESS in sizes:
-            yield from self.stress(definition, seed=seed)
+        """All cases of the given size classes that fit, `stress` included, with the edge and adversarial cases."""
+        every = [*self.cases(definition, sizes=[size for size in sizes if size != STRESS], seed=seed)]
+        every += self.stress(definition, seed=seed) if STRESS in sizes else ()
+        yield from (case for case in every if self.fits(definition, case))
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """A case like this one with `count` rows, tokens or sequences; `long`: one sequence of `count` tokens.

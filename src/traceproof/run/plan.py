@@ -329,7 +329,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
 
     drawn = [*op.planned(definition, sizes=selection.sizes, seed=selection.seed)]
     drawn += op.boundaries(definition, seed=selection.seed) if selection.boundaries and not unknown else ()
-    planned = [planned_case(replace(case, id=prefix + case.id)) for case in drawn]
+    planned = [planned_case(replace(one, id=prefix + one.id)) for one in drawn if op.fits(definition, one)]
     for line in lines:
         workload, skip = line.trace.workload, None
         if line.missing:
@@ -343,7 +343,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     if base is not None:
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
         cases = hidden_cases(definition, op, base, selection.hidden_seed)
-        hidden = (planned_case(case, hidden=options) for case in cases)
+        hidden = (planned_case(case, hidden=options) for case in cases if op.fits(definition, case))
         planned += [entry for entry in hidden if entry.skip is None]  # hidden sizes that do not fit are left out
     selection.met.update(entry.id for entry in planned)
     return planned

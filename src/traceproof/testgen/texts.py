@@ -190,7 +190,7 @@ class Drawing:
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.op, _ = registry.for_definition(definition)
-        planned = list(self.op.cases(definition, sizes=SIZES[:2], seed=0))
+        planned = list(self.op.planned(definition, sizes=SIZES[:2], seed=0))
         ordinary = [case for case in planned if case.size in SIZES[:2]]  # no edge or adversarial ones
         self.memory_gb = max((self.op.memory(definition, case) for case in ordinary), default=0) / 2**30
         self.samples = any(self.op.trials(definition, case) for case in ordinary)
@@ -200,7 +200,7 @@ class Drawing:
     @cached_property
     def _case(self) -> Case:
         """The smallest ordinary case, preferably with all axes above 1, so that its inputs are typical."""
-        cases = [case for case in self.op.cases(self.definition, sizes=SIZES[:2], seed=0) if case.size in SIZES]
+        cases = [one for one in self.op.planned(self.definition, sizes=SIZES[:2], seed=0) if one.size in SIZES]
         if not cases:
             raise Unemittable("there is no ordinary case")
         large = [case for case in cases if min(case.axes.values(), default=2) > 1]

@@ -80,6 +80,7 @@ KEY_PARTS = Op(
     Form("k[t h x]? k_nope[t h n] k_rope[t g r] -> k_out[t h x]", side_by_side),
     Form("kv_nope[t h c] k_pe[t r] -> key[t h w] value[t h v]", side_by_side),
     sizes={"w": lambda size: NOPE + size["r"], "v": lambda size: size["c"] - NOPE},
+    where="g in (1, h); x == n + r",
     adversarial={"large": {"scale": 300.0}, "tiny": {"scale": 2.0**-9}},
     gates=dict.fromkeys(("k_out", "key", "value"), Exact()),
     unusual={"large": ()},

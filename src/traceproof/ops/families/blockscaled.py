@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
@@ -185,6 +186,8 @@ def coded_output(
 
     Two fp4 codes are packed into a byte. The layout's padding may have any code.
     """
+    if name not in wide.definition.outputs:
+        return {}
     stored = pack(layout(codes)) if form is E2M1 else layout(codes)
     is_float = "float" in wide.definition.outputs[name].dtype
     entries = {name: form.decode(stored).to(wide.dtype) if is_float else stored}
@@ -438,7 +441,8 @@ def coded(
     sizes = {"s": lambda at: swizzled_size(at["m"], at["k"] // scheme.width), "o": (1,)}
     gates = {codes: GATES[scheme.element], scales: GATES[scheme.scale]}
     follows = {codes: (scales, under_scales(scheme.scale.order))}
-    return Op(op_type, *known, gates=gates, follows=follows, **{"sizes": sizes, **shared, **facts})
+    where = f"k % {scheme.width} == 0; p * 2 == k; g * {scheme.width} == k"
+    return Op(op_type, *known, gates=gates, follows=follows, **{"sizes": sizes, "where": where, **shared, **facts})
 
 
 # quantization: FlashInfer's quantisers, and pages of DeepSeek's caches
@@ -572,6 +576,10 @@ class CodedPages:
             return f"pages have no tokens of {self.token_bytes} bytes"
         if dim(definition, "latent_kv", -1) != LATENT:
             return f"rows have no {LATENT} values"
+        given = {axis for spec in definition.inputs.values() for axis in spec.shape or ()}
+        shapes = (spec.shape or () for spec in definition.outputs.values())
+        if unknown := {*chain.from_iterable(shapes)} - given - definition.const_axes.keys():
+            return f"nobody states the size of {sorted(unknown)}"
         dtypes = {spec.dtype for name, spec in definition.outputs.items() if name in {"cache", "cache_out"}}
         return None if dtypes == {"uint8"} else f"pages are {', '.join(dtypes)}, not bytes"
 
@@ -607,12 +615,14 @@ QUANTIZATION = coded_rows(
             near=ROUNDED,
             lossless=GATED,
             sizes={"s": lambda at: swizzled_size(at["m"], at["w"] // (2 * FP4_BLOCK)), "o": (1,)},
+            where="w % 32 == 0; p * 4 == w",
         ),
         coded(
             "quantization",
             MXFP8,
             {"a[b m k] mask[b] -> x_q[m w b] sf[x y r z c b]": of_groups},
             scales_layout=grouped_tiles,
+            where="k % 16 == 0",  # rows are padded
             codes_layout=lambda codes: codes.permute(1, 2, 0),
             draws={"mask": counts},
             tile=300,  # of several tiles
@@ -657,6 +667,7 @@ QUANTIZE_SMOOTH = coded(
     lossless={"x": exact_rows, "pre_quant_scale": 1.0, "global_scale": 64.0},
     family="quantisation",
     sizes={"s": lambda at: swizzled_size(at["m"], at["n"] // FP4_BLOCK), "o": (1,)},
+    where="n % 16 == 0; h * 2 == n",
     mutants=(
         *MUTANTS,
         *OF_TENSORS,
@@ -718,6 +729,8 @@ def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FB
             "m": lambda at: 256 if at["m"] == 1 else -(-at["m"] // 128) * 128,  # of columns' scales two tiles once
             "s": lambda at: at["m"] * at["o"] // MX_BLOCK,
         },
+        where="w % 64 == 0; w == 2 * k; w in (o, 2 * o); g * 32 == o",
+        least_outputs=4,
         gates={"row_output col_output": GATES[E4M3], "row_scales col_scales": GATES[E8M0]},
         follows={f"{side}_output": (f"{side}_scales", under_scales(E8M0.order)) for side in ("row", "col")},
         **facts,
@@ -815,6 +828,8 @@ DEQUANTIZE_FP4 = Op(
         "n": lambda at: -(-at["l"] // at["t"]) + 1,
         "p": lambda at: at["b"] * at["n"] + 2,
     },
+    roomy="np",
+    where="d % 16 == 0; c * 2 == d; x * 16 == d; f % 16 == 0; e * 2 == f; y * 16 == f",
     draws={
         "paged_k_cache paged_v_cache": ANY_BYTES,
         "k_scales v_scales": AROUND_ONE,

@@ -126,8 +126,7 @@ COMM = Op(
         Op(
             "comm",
             Form(  # pattern 1 of a fused all-reduce
-                "input[n h] workspace pattern residual_in[n h]? rms_gamma[h]? rms_eps? weight_bias?"
-                " -> output[n h]",
+                "input[n h] workspace pattern residual_in[n h] rms_gamma[h] rms_eps? weight_bias? -> output[n h]",
                 lambda wide: {
                     "output": rms_norm(wide["input"] + wide["residual_in"], wide.number("rms_eps", 1e-6))
                     * (wide["rms_gamma"] + wide.number("weight_bias", 0.0))
@@ -167,20 +166,12 @@ COMM = Op(
 # all_gather_gated_residual_next_rmsnorm, all_gather_rmsnorm_fp4_quantize
 
 
-def partial_rows(definition: Definition) -> str | None:
-    """Why this rank has only a part of each row; None if it has whole rows."""
-    shapes = [spec.shape or () for spec in definition.inputs.values()]
-    share, hidden = shapes[0][-1], next(shape[0] for shape in shapes if len(shape) == 1)
-    sizes = [definition.const_axes.get(axis) for axis in (share, hidden)]
-    return None if sizes[0] == sizes[1] else f"columns of other ranks are no input: {share} and {hidden}"
-
-
 ALL_GATHER_NEXT = Op(
     "all_gather_gated_residual_next_rmsnorm",
     Form(f"workspace {NEXT.format('[h]').replace('[n h]', '[n s]', 1)}", gated_residual_next),
     family="comm",
     synonyms={"branch": "branch_shard"},
-    requires=partial_rows,
+    where="s == h",  # columns of other ranks are no input
     scalars={**norm.GATED_RESIDUAL_NEXT.scalars, "workspace": 0},
     unread={"workspace": "a buffer"},
     adversarial=norm.GATED_RESIDUAL_NEXT.adversarial,
@@ -201,10 +192,10 @@ ALL_GATHER_CODES = coded(
     near=ROUNDED,
     shared={},
     family="comm",
-    requires=partial_rows,
+    where="s == h; h % 16 == 0",
     scalars={"eps": 1e-5, "gain_center": 0.5, "workspace": 0},
     unread={"workspace": "a buffer"},
-    sizes={"p": lambda at: at["h"] // 2, "g": lambda at: at["h"] // FP4_BLOCK},
+    sizes={"o": (1,), "p": lambda at: at["h"] // 2, "g": lambda at: at["h"] // FP4_BLOCK},
     draws={"global_scale": between(200.0, 400.0)},
     unusual={"large": ("shard", "weight")},
     exact_on_gpu=lambda _: False,

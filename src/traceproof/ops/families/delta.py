@@ -11,8 +11,8 @@ from typing import Any
 from traceproof.dataset.definition import TensorSpec
 from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of
-from traceproof.ops.attention_inputs import starts
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dtype_of
+from traceproof.ops.attention_inputs import resized, starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Close, Comparison, Exact
@@ -55,9 +55,9 @@ def keys_are_last(definition: Definition) -> bool:
     return definition.constants.get("state layout") != "v last"
 
 
-def is_per_head(definition: Definition) -> bool:
-    """Whether the decays `g` are per head, and linear; per key channel they are logarithms."""
-    return len(definition.inputs["g"].shape or ()) < len(definition.inputs["q"].shape or ())
+def is_per_head(definition: Definition, name: str = "g") -> bool:
+    """Whether the decays `g`, or rates, are per head: decays are linear then, per key channel logarithms."""
+    return len(definition.inputs[name].shape or ()) < len(definition.inputs["q"].shape or ())
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:
@@ -118,10 +118,14 @@ def delta(
         decay = faded(torch.exp(logs)).reshape(-1, heads, 1)
         looked_up, erase, write, rate = one, one, one, rates.reshape(-1, heads, 1)
     else:
-        decay = wide["g"].reshape(len(q), heads, -1) if "g" in wide else one[: len(q)]
+        decay, beta = (
+            wide[name].reshape(len(x), heads, 1 if is_per_head(wide.definition, name) else wide[name].shape[-1])
+            if name in wide
+            else one[: len(x)]
+            for name, x in (("g", q), ("beta", k))
+        )
         if "g" in wide and not is_per_head(wide.definition):
             decay = torch.exp(decay)
-        beta = wide["beta"].reshape(len(k), heads, -1) if "beta" in wide else one
         looked_up, erase, write, rate = (beta, one, wide["w"], one) if "w" in wide else (one, beta, beta, one)
     if wide.number("use_qk_l2norm", 0.0) if gdn else batched:
         q, k = normal(q), normal(k)
@@ -203,6 +207,8 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
 class Sequences(Op):
     """An op on packed sequences, or on rows of equally many tokens; states may be slots of a pool."""
 
+    counted, roomy = "nbiste", "p"
+
     def of_lengths(
         self,
         definition: Definition,
@@ -214,12 +220,25 @@ class Sequences(Op):
         **params: Any,  # noqa: ANN401 - JSON
     ) -> Case:
         """A case whose sequences have these lengths; unless packed, all are as long as the longest one."""
-        inputs, count, tokens = definition.inputs, len(lengths), sum(lengths)
+        inputs, fixed = definition.inputs, self.fixed(definition)
+        updates = definition.const_axes.get("num_householder", 1)
         pooled = is_mtp(inputs) and not inputs["initial_state_indices"].optional
-        longest = max(lengths, default=2 if pooled else 1)
+        counts = [fixed[one] - (one == "i") for one in ("nbi" if pooled else "nbip") if one in fixed]
+        total = fixed.get("t", fixed["e"] // updates if "e" in fixed else None)
+        lengths = resized(lengths, count=counts[0] if counts else None, total=total)
+        count, tokens = len(lengths), sum(lengths)
+        longest = fixed.get("s", max(lengths, default=2 if pooled else 1))
         slots = pool or (count + count // 2 + 2 if pooled else count)
-        updates = tokens * definition.const_axes.get("num_householder", 1)
-        sizes = {"n": count, "b": count, "i": count + 1, "s": longest, "t": tokens, "e": updates, "p": slots}
+        slots = max(count, min(slots, fixed.get("p", slots)))
+        sizes = {
+            "n": count,
+            "b": count,
+            "i": count + 1,
+            "s": longest,
+            "t": tokens,
+            "e": tokens * updates,
+            "p": slots,
+        }
         params["lengths"] = list(lengths) if is_prefill(inputs) else [longest] * count
         return self.case(definition, name, sizes, seed, params)
 
@@ -270,16 +289,10 @@ class Delta(Sequences):
         return {name: x if name in kept or not inputs[name].optional else None for name, x in values.items()}
 
 
-def unshared(definition: Definition) -> str | None:
-    """The reason why value heads cannot share query and key heads in groups; None if they can."""
-    heads = [dim(definition, name, -2) or 0 for name in "qkv"]
-    fit = heads[0] and heads[1] and not heads[2] % heads[0] and not heads[2] % heads[1]
-    return None if fit else f"{heads[2]} value heads do not share {heads[0]} query and {heads[1]} key heads"
-
-
+HEADS = "h % g == 0; h % j == 0"  # value heads share those of queries and of keys in groups
 SHARED: Any = {
     "family": "delta",
-    "requires": unshared,
+    "where": HEADS,
     "independent_rows": False,
     "coupled": True,
     "scalars": {"scale": 0.2, "output_final_state": 1.0},
@@ -546,19 +559,15 @@ def unwritten(*names: str) -> Callable[[Wide, Tensors], Tensors]:
     return lambda wide, found: {out: wide[name] for name in names for out in (name, f"{name}_out") if out in found}
 
 
-def single_token(definition: Definition) -> str | None:
-    """The reason why a call does not have one token per sequence; None if it has."""
-    tokens = dim(definition, "state_indices", 1) if "query_start_loc" in definition.inputs else 1
-    return None if tokens == 1 else f"{tokens} tokens of a sequence; known is 1"
-
-
 DRAWN_OF_STEP = (
     "A_log dt_bias state_indices query_start_loc num_accepted_tokens w_ba weight conv_weight mixed_qkv x"
     " g_cache beta_cache rawv_cache accept_lens track_state_indices track_steps t1_state_indices"
 )
 HAS_ROWS = has("mixed_qkv", "x")
 STEPS: Any = {
-    "requires": single_token,
+    # rows of queries, keys and values of one width; taps beside a history; per sequence a single token
+    "where": "z == 2 * h; w == s + 1; c * f == m; d == h * k; h % g == 0; m % k == 0 and v == k;"
+    " m // k > h; (m // k - h) % 2 == 0; 2 * h % (m // k - h) == 0; e == 1",
     "unread": {"num_accepted_tokens": "one, where each sequence has one token"},
     "writes": ("conv_state", *STATES),  # with or without an output for them
     "independent_rows": False,
@@ -573,7 +582,10 @@ STEPS: Any = {
         "p": lambda size: 2 * max(size["b"], 1) + 3,
         "l": lambda size: 2 + size["b"] % 2,
         "t": lambda size: 4 + size["b"] % 3,
+        "o": (1,),
     },
+    "roomy": "p",
+    "bounded": "lt",
     "adversarial": {"saturated": {"kind": "saturated"}, "tiny": {"kind": "tiny"}},
     "draws": dict.fromkeys(DRAWN_OF_STEP.split(), of_step),
     "wide_gate": FAST_STATE,

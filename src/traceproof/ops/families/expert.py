@@ -263,9 +263,12 @@ def mixture_of(definition: Definition) -> Mixture:
         layout=layout,
         by_columns=text_of(definition, "partition_strategy") == "tp_n_tp_k",
     )
-    if scaling == Scaling.FP8_BLOCK and (hidden % BLOCK or mixture.intermediate % BLOCK):
-        sizes = f"hidden size {hidden} or intermediate size {mixture.intermediate}"
-        raise Unsupported(f"{sizes} is no multiple of {BLOCK}")
+    if scaling is Scaling.FP8_BLOCK and mixture.intermediate % BLOCK:
+        alike = -(-rows // BLOCK) == 2 * -(-mixture.intermediate // BLOCK)
+        if mixture.gated and (alike or layout != Layout()):
+            raise Unsupported(
+                f"nobody states whether a block has rows of up and gate, {mixture.intermediate} each"
+            )
     for axis, size in sizes_by(definition, mixture, fixed_tokens(definition, mixture) or 1).items():
         if const.get(axis, size) != size:
             contradiction = f"{axis} is {const[axis]}, and {size} by other axes"
@@ -274,7 +277,10 @@ def mixture_of(definition: Definition) -> Mixture:
 
 
 def fixed_tokens(definition: Definition, mixture: Mixture) -> int | None:
-    """Number of tokens, if the scales of activations are 1-D with a const size, which decides it; else None."""
+    """Number of tokens, if it is const, or the scales of activations are 1-D and of a const size; else None."""
+    rows = (next(iter(definition.outputs.values())).shape or ("",))[0]
+    if rows in definition.const_axes:
+        return definition.const_axes[rows]
     scale = named(definition).get("hidden_states_scale")
     shape = () if scale is None or mixture.tokens is None else scale.shape or ()
     size = definition.const_axes.get(shape[0]) if len(shape) == 1 else None
@@ -302,7 +308,7 @@ def tensor_shapes(definition: Definition, mixture: Mixture, tokens: int) -> dict
         "hidden_states": (tokens, hidden // 2 if mixture.tokens in FOUR else hidden),
     }
     if mixture.tokens is not None:
-        blocks = hidden // CODES[mixture.tokens].block
+        blocks = -(-hidden // CODES[mixture.tokens].block)
         grid = (blocks, tokens) if by_blocks_first(definition, mixture) else (tokens, blocks)
         is_flat = len(named(definition)["hidden_states_scale"].shape or ()) == 1
         shapes["hidden_states_scale"] = (tokens * blocks,) if is_flat else grid
@@ -329,7 +335,12 @@ def weight_shapes(definition: Definition, mixture: Mixture) -> Iterator[tuple[st
         scale: tuple[int, ...] = ()
         if mixture.scaling in CODES:
             block = CODES[mixture.scaling].block
-            grid = (-(-rows // block) if mixture.scaling is Scaling.FP8_BLOCK else rows, columns // block)
+            grid = (rows, columns // block)
+            if mixture.scaling is Scaling.FP8_BLOCK:
+                apart = 2 * -(-rows // (2 * block))  # if gate begins a block, too
+                stated = definition.const_axes.get((inputs[f"{name}_scale"].shape or ("", ""))[-2])
+                halves = name == GEMM1[0] and mixture.gated and stated == apart
+                grid = (apart if halves else -(-rows // block), -(-columns // block))
             tiles = (32, 4, -(-rows // 128), 4, -(-grid[1] // 4), local)
             scale = {1: (local * swizzled_size(*grid),), 6: tiles}.get(rank[f"{name}_scale"], (local, *grid))
         for suffix in ("", "_1")[:parts]:
@@ -458,7 +469,7 @@ def dequantised_tokens(wide: Wide, mixture: Mixture) -> torch.Tensor:
     codes = CODES[mixture.tokens]
     values = codes.values(stored).to(wide.dtype)
     scales = codes.scales(wide.given("hidden_states_scale")).to(wide.dtype)
-    grid = (len(stored), mixture.hidden // codes.block)
+    grid = (len(stored), -(-mixture.hidden // codes.block))
     transposed = scales.dim() == 2 and by_blocks_first(wide.definition, mixture)
     return scale_blocks(values, scales.t() if transposed else scales.reshape(grid), height=1, width=codes.block)
 
@@ -483,7 +494,7 @@ class Matrix:
             part = part if part.dim() == 2 else part.transpose(0, 1).flatten(1)
             parts.append(part.view(torch.uint8) if dtype.itemsize == 1 else part)
             if codes is not None:
-                blocks = part.shape[1] * (2 if dtype is torch.uint8 else 1) // codes.block
+                blocks = -(-part.shape[1] * (2 if dtype is torch.uint8 else 1) // codes.block)
                 scales = wide.given(f"{name}_scale{suffix}")
                 scales_of_parts.append(_expert_scales(scales, layout, expert, len(part), blocks))
         axis = int(mixture.by_columns and name == GEMM2[0])
@@ -495,6 +506,9 @@ class Matrix:
                 order = layout.order(len(all_scales), gated=gated, blocks=len(all_scales) != len(stored))
                 all_scales = all_scales[order.to(all_scales.device)]
         height = BLOCK if mixture.scaling is Scaling.FP8_BLOCK else 1
+        if height > 1 and gated and all_scales is not None and len(all_scales) > -(-len(stored) // height):
+            halves = (half.repeat_interleave(height, 0)[: len(stored) // 2] for half in all_scales.chunk(2))
+            all_scales, height = torch.cat([*halves]), 1  # up and gate have blocks of their own
         return Matrix(codes, height, stored.view(dtype), all_scales, wide.dtype)
 
     def slices(self) -> Iterator[torch.Tensor]:
@@ -887,9 +901,10 @@ class Experts(Op):
 
     def settled(self, definition: Definition, case: Case) -> Case:
         """The case with all sizes that follow from its number of tokens, or from the definition's fixed one."""
-        mixture, rows = mixture_of(definition), self._rows(definition) or ""
-        sizes = sizes_by(definition, mixture, fixed_tokens(definition, mixture) or case.axes[rows])
-        return replace(case, axes={**case.axes, **{axis: sizes[axis] for axis in case.axes if axis in sizes}})
+        mixture = mixture_of(definition)
+        sizes = sizes_by(definition, mixture, fixed_tokens(definition, mixture) or self.rows_of(definition, case))
+        other = {axis: size for axis, size in sizes.items() if definition.const_axes.get(axis) != size}
+        return replace(case, axes={**case.axes, **other})
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Cases in which one channel of a token, then one channel of an expert, decides the output.
@@ -934,7 +949,7 @@ class Experts(Op):
         }
         # Optional inputs are None but logits, tokens' scales and, with 2, 6, ... tokens, activation numbers.
         needed = {"routing_logits"} if mixture.tokens is None else {"routing_logits", "hidden_states_scale"}
-        if case.axes[self._rows(definition) or ""] % 4 == 2:
+        if self.rows_of(definition, case) % 4 == 2:
             needed |= {*TAKEN.get(mixture.activation, ())}
         for name, spec in definition.inputs.items():
             if spec.shape is None:
@@ -957,7 +972,7 @@ class Experts(Op):
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Peak bytes: the oracle widens a few slices of weights at a time, the reference all of them."""
-        mixture, tokens = mixture_of(definition), case.axes[self._rows(definition) or ""]
+        mixture, tokens = mixture_of(definition), self.rows_of(definition, case)
         weights = mixture.weight_count * STORED_BYTES.get(mixture.scaling, 1)
         # a token in float64: hidden and output, and for every chosen expert gemm1's and gemm2's rows
         row = 4 * mixture.hidden + mixture.routing.top_k * (4 * mixture.intermediate + mixture.hidden)
@@ -1157,7 +1172,16 @@ MORE = "[num_fused_shared_experts] [top_k] [n_group] [topk_group] [activation_ty
 MORE += " [use_shuffled_weight] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit]"
 
 
-@in_flashinfer("trtllm_fp8_block_scale_moe", "moe_fp8_block", serves=f"{PER_BLOCK} {MORE} -> output")
+def in_whole_blocks(definition: Definition) -> bool:
+    """Whether no block of 128 x 128 weights is cut short, if such blocks have scales."""
+    scales = definition.inputs.get(GEMM1[1])
+    sizes = [dim(definition, name, axis) for name in (GEMM1[0], GEMM2[0]) for axis in (-2, -1)]
+    return scales is None or scales.dtype != "float32" or not any((size or 0) % BLOCK for size in sizes)
+
+
+@in_flashinfer(
+    "trtllm_fp8_block_scale_moe", "moe_fp8_block", serves=f"{PER_BLOCK} {MORE} -> output", accepts=in_whole_blocks
+)
 @in_flashinfer("trtllm_fp8_per_tensor_scale_moe", "moe_fp8_tensor", serves=f"{PER_TENSOR} -> output")
 def _trtllm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Groups and the scaling factor belong to DeepSeek's routing; Llama 4's reads no bias."""
@@ -1275,7 +1299,16 @@ def gate_first(weights: torch.Tensor) -> torch.Tensor:
     return torch.cat([gate, up], dim=1)
 
 
-@MOE.truth("sglang", "fused_experts_impl", "experts", "router", "grouped_topk", serves=f"{ANY} -> output", sm=SM89)
+@MOE.truth(
+    "sglang",
+    "fused_experts_impl",
+    "experts",
+    "router",
+    "grouped_topk",
+    serves=f"{ANY} -> output",
+    accepts=in_whole_blocks,
+    sm=SM89,
+)
 def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Activations in fp8 are handed over quantised, so that they are not rounded twice."""
     publish()
@@ -1354,7 +1387,7 @@ MOE_PREPROCESS = Op(
     independent_rows=False,
     adversarial={},
     unusual={},
-    requires=lambda definition: "rows" if definition.const_axes.get("gated_size", 0) % 16 else None,
+    where="m % 16 == 0; b % 2 == 0",
     gates={"interleaved_weights interleaved_scales": COPIED},
     mutants=(
         Mutant("up first", layout=Layout(alternating=8)),
@@ -1442,6 +1475,7 @@ FINALISED: dict[str, Any] = {
     },
     "scalars": {"eps": 1e-5, "gain_center": 1.0, "weight_before_norm": True, "workspace": 0},
     "sizes": {"r": (24, 9, 17)},
+    "where": "h <= p",
     "adversarial_inputs": ("routed_rows",),
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     # some rows below 0 or beyond the last one

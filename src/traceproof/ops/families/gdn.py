@@ -273,10 +273,8 @@ GDN = GatedDeltaRule(
     slow=True,
     compiles_late=("flashinfer", "fla", "sglang"),
     staged=True,
-    requires=lambda definition: (
-        delta.unshared(definition)
-        or (None if len(definition.outputs) > 1 else f"outputs are {list(definition.outputs)}")
-    ),
+    where=delta.HEADS,
+    least_outputs=2,
     sizes=dict.fromkeys("nspi", ()),  # set by the cases
     independent_rows=False,
     # No decay, rates of 1, one-hot keys and small whole numbers: chunks in bfloat16 are exact as well.

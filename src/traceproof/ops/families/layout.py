@@ -157,6 +157,8 @@ def slots_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class PageAppend(Op):
     """Appending to a paged cache: tokens begin anywhere in a sequence, pages are in any order, with gaps."""
 
+    counted, roomy = "ticb", "p"
+
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Ordinary sizes, no token at all, and tokens that begin in the last row of a page."""
         ordinary = {f"{size}-{index}": counts for size in sizes for index, counts in enumerate(SIZES[size])}
@@ -173,9 +175,14 @@ class PageAppend(Op):
         self, definition: Definition, name: str, counts: tuple[int, int, int], seed: int, **params: bool
     ) -> Case:
         """A case of (sequences, tokens for each, further pages for each), with the axes that follow from them."""
-        batch, tokens, further = counts
-        size = definition.const_axes.get(self.form(definition).axes(definition)["s"], PAGE)
+        fixed, (batch, tokens, further) = self.fixed(definition), counts
+        batch = fixed.get("b", fixed.get("c", batch + 1) - 1)
+        tokens = fixed.get("t", batch * tokens) // max(1, batch)
+        size = fixed.get("s", PAGE)
         pages = further + tokens // size
+        if {"i", "p"} & fixed.keys():  # as many as there are, but enough for tokens that begin in a last row
+            most = fixed.get("i", min(batch * pages, fixed.get("p", 0) - GAPS))
+            pages = max(most // max(1, batch), -(-(tokens + size - 1) // size))
         axes = {"t": batch * tokens, "p": batch * pages + GAPS, "i": batch * pages, "c": batch + 1, "b": batch}
         counted = {"batch": batch, "tokens": tokens, "pages": pages, **params}
         return self.settled(definition, self.case(definition, name, axes | {"s": size}, seed, counted))
@@ -229,6 +236,7 @@ PACKED: Mapping[str, Size] = {"x": lambda at: at["d"] // 2, "g": lambda at: at["
 UNREAD = {"kv_last_page_len": "positions say it"}
 CODED_FACTS: dict[str, Any] = {
     "coupled": True,
+    "where": "d % 16 == 0",
     "unread": UNREAD,
     "sizes": {**dict.fromkeys("tpicbs", ()), "o": (1,), **PACKED},
     "independent_rows": False,
@@ -268,6 +276,7 @@ CODED_SLOTS = Op(
     **CODED_FACTS
     | {
         "sizes": {**PACKED, "t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
+        "roomy": "p",
         "draws": {"slot_mapping": slots_drawn, f"k_scale v_scale {' '.join(IN_CODES)}": cache_drawn},
         "adversarial": {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     },
@@ -447,7 +456,9 @@ class CascadeMerge(Op):
         each time.
         """
         baselines = super().baseline(definition, inputs)
-        merged_s = list(definition.outputs)[1]
+        merged_s = next((name for name in definition.outputs if name[0] == "s"), None)
+        if merged_s is None:
+            return baselines
         exact = self.oracle(definition, inputs)[merged_s]
         logs = [value for name, value in inputs.items() if name[0] == "s" and isinstance(value, torch.Tensor)]
         largest = max([1.0, *(float(value[value.isfinite()].abs().amax()) for value in logs if value.numel())])
@@ -598,6 +609,7 @@ MHC_PRE = Op(
     Form("dot_mix[n m] " + MHC.format(""), premixed),
     family="layout",
     sizes={"o": lambda _: 1},
+    where="m == 2 * c + c * c; s == 3",
     scalars={
         "k": 1024,
         "rms_eps": 1e-2,

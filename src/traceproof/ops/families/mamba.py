@@ -63,14 +63,6 @@ def step(wide: Wide, *, growth: Part | None = None) -> Tensors:
     return {"output": y, "new_state": after, "out": gated(wide, y), "state": after}
 
 
-def grouped(definition: Definition) -> str | None:
-    """The reason why a definition is no such step: heads are not in groups, an output is missing; or None."""
-    heads, groups = dim(definition, "x", 1), dim(definition, "B", 1)
-    if not heads or not groups or heads % groups:
-        return f"{heads} heads do not divide into the groups, {groups}"
-    return None if len(definition.outputs) == 2 else f"outputs are {list(definition.outputs)}"
-
-
 def vectors(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Draw normal values; for an outlier, one channel of x, and one channel of the state in B and C, is large."""
     kind, name = wanted.params.get("kind"), wanted.name
@@ -111,7 +103,7 @@ def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
     count, rows = wanted.shape_of("state")[0], wanted.shape_of("x")[0]
     ends = boundaries(count) if UNUSUAL in wanted.params and rows == BOUNDARY_ROWS else []
     chosen = [*ends, *(slot for slot in host.shuffled("slots", range(count)) if slot not in ends)][:rows]
-    for row in wanted.params.get("padding", []):
+    for row in {*wanted.params.get("padding", [])} & {*range(rows)}:
         chosen[row] = PAD
     return torch.tensor(chosen, dtype=torch.int64, device=draw.device).to(wanted.dtype)
 
@@ -121,13 +113,18 @@ class MambaSsu(Op):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """Ordinary batches, none, one, rows without a slot, adversarial values and step sizes."""
-        for name, rows in ((f"{size}-{at}", rows) for size in sizes for at, rows in enumerate(SIZES[size])):
-            yield self.case(definition, name, {"b": rows, "s": rows + rows // 2 + 3}, seed)
-        yield self.case(definition, "edge-empty", {"b": 0, "s": 2}, seed)
-        yield self.case(definition, "edge-single", {"b": 1, "s": 1}, seed)
-        yield self.case(definition, "edge-padding", {"b": 5, "s": 6}, seed, {"padding": [1, 4]})
+        counts = ((f"{size}-{at}", rows) for size in sizes for at, rows in enumerate(SIZES[size]))
+        planned: list[tuple[str, int, int, dict[str, Any]]]  # name, rows, slots, params
+        planned = [(name, rows, rows + rows // 2 + 3, {}) for name, rows in counts]
+        planned += [
+            ("edge-empty", 0, 2, {}),
+            ("edge-single", 1, 1, {}),
+            ("edge-padding", 5, 6, {"padding": [1, 4]}),
+        ]
         for kind in ("tiny", "outlier", "slow", "long", "saturated"):
-            yield self.case(definition, f"adversarial-{kind}", {"b": 3, "s": 5}, seed, {"kind": kind})
+            planned.append((f"adversarial-{kind}", 3, 5, {"kind": kind}))
+        for name, rows, slots, params in planned:
+            yield self.settled(definition, self.case(definition, name, {"b": rows, "s": slots}, seed, params))
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Five rows in an enlarged cache, in which half of their slots have far addresses."""
@@ -160,8 +157,9 @@ MAMBA_SSU = MambaSsu(
     ),
     family="mamba",
     staged=True,
-    requires=grouped,
-    sizes={"s": ()},
+    where="h % g == 0",
+    least_outputs=2,
+    sizes={"s": lambda at: max(at["s"], at["b"])},  # slots
     decisive=("C",),
     decisive_sizes={"s": BOUNDARY_ROWS + 4},  # slots: the first, the last, those at tiles' borders
     draws={
@@ -281,6 +279,8 @@ def scanned(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class Combined(Op):
     """Whole sequences: rows of whole chunks, or packed sequences in one row."""
 
+    counted = "bsmlcj"
+
     def _scan(self, definition: Definition, name: str, rows: int, chunks: int, seed: int, **params: Any) -> Case:  # noqa: ANN401
         """A case of `rows` rows of whole chunks, or of sequences packed in one row of `chunks` chunks."""
         tokens, packs = chunks * CHUNK, "seq_idx" in definition.inputs
@@ -357,9 +357,7 @@ MAMBA_SSD_COMBINED = Combined(
         for packs in ("", PACKED)
     ),
     family="mamba",
-    requires=lambda definition: (
-        None if (dim(definition, "x", 2) or 0) % (dim(definition, "B", 2) or 1) == 0 else "heads are not in groups"
-    ),
+    where="h % g == 0",
     sizes={**dict.fromkeys("mlckj", ()), "s": lambda at: -(-at["s"] // CHUNK) * CHUNK},
     unread=dict.fromkeys(("chunk_indices", "chunk_offsets"), "sequences say it"),
     draws={

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
+from traceproof.ops.adapter import dim
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.families import blockscaled
@@ -172,6 +173,8 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
             "o": (1,),
             "s": lambda at: swizzled_size(at["m"] * at["a"] * at["c"], at["d"] // scheme.width),
         },
+        where=f"d % {scheme.width} == 0; h == u * a; c == {KINDS}",
+        requires=lambda one: None if dim(one, "out_q_out", 0) else "nobody states how many ranks there are",
         independent_rows=False,
         coupled=True,
         draws={"out_global_scale": blockscaled.between(200.0, 400.0)},

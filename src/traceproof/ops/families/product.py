@@ -307,8 +307,9 @@ def projection(n: int, k: int, *, role: str, kind: str = "", note: str = "", ran
     (small_n, small_k), scaled_down = SMALL_FP8 if kind else SMALL, None
     if n * k > small_n * small_k * (4 if kind else 1):  # a last block that is cut off stays so
         scaled_down = projection(small_n + (n % BLOCK if kind else 0), small_k, role=role, kind=kind)
-    n_blocks, k_blocks = {"row": (n, 1), "tensor": (1, 1)}.get(kind, (-(-n // BLOCK), -(-k // BLOCK)))
-    facts: Facts = {"n": n, "k": k, "kind": kind, "n_blocks": n_blocks, "k_blocks": k_blocks}
+    block_n, block_k = {"row": (1, k), "tensor": (n, k)}.get(kind, (BLOCK, BLOCK))
+    facts: Facts = {"n": n, "k": k, "kind": kind, "block_n": block_n, "block_k": block_k}
+    facts |= {"n_blocks": -(-n // block_n), "k_blocks": -(-k // block_k)}
     op_type = (GEMM_FP8 if kind else GEMM).op_type
     made, share = draft(op_type, op_type, facts, scaled_down=scaled_down), "one rank's share of " if rank else ""
     return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
@@ -505,10 +506,11 @@ def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
 # gemm_fp8
 
 
-def block_of(weight: Sequence[int], scale: Sequence[int]) -> tuple[int, int]:
-    """(columns, rows) of a block, by the shapes of weight and scales: square if that fits, else N split evenly."""
-    width, rows = weight[-1] // scale[-1], scale[-2]
-    return width, width if -(-weight[-2] // width) == rows else weight[-2] // rows
+def block_of(size: int, count: int) -> int:
+    """Rows or columns per scale: a power of two, the last block may be cut short, or equal parts; 0: none fit."""
+    powers = (1 << bits for bits in range(size.bit_length() + 1))
+    equal = size // count if count and size % count == 0 else 0
+    return next((power for power in powers if -(-size // power) == count), equal)
 
 
 def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> Tensors:
@@ -519,11 +521,11 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
     """
     a, b = wide["a"], wide["b"] if "b" in wide else wide["blocks"].transpose(0, 1).flatten(1)
     if "a_scale" in wide:
-        width, height = block_of(b.shape, wide["b_scale"].shape)
-        a_scale = wide["a_scale"]
-        b_scale = wide["b_scale"].repeat_interleave(height, -2)[..., : b.shape[-2], :]  # a row per row of b
+        a_scale, b_scale = wide["a_scale"], wide["b_scale"]
+        height, width = (block_of(b.shape[axis], b_scale.shape[axis]) for axis in (-2, -1))
+        b_scale = b_scale.repeat_interleave(height, -2)[..., : b.shape[-2], :]  # a row per row of b
         if after and b.dim() == 2:
-            return {"C": product_by_blocks(a, b, a_scale, b_scale)}
+            return {"C": product_by_blocks(a, b, a_scale, b_scale, width)}
         a, b = (
             scale_blocks(x.flatten(0, -2), scale.flatten(0, -2), height=1, width=width).view(x.shape)
             for x, scale in ((a, a_scale), (b, b_scale))
@@ -542,10 +544,10 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
 
 
 def product_by_blocks(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, width: int
 ) -> torch.Tensor:
     """`a @ b.T` [M, N], summed over blocks of K whose products are scaled by [M, blocks] and [N, blocks]."""
-    total, width = torch.zeros((len(a), len(b))), a.shape[1] // a_scale.shape[1]
+    total = torch.zeros((len(a), len(b)))
     for block in range(a_scale.shape[1]):
         part = slice(block * width, (block + 1) * width)
         total += (a[:, part] @ b[:, part].T) * a_scale[:, block, None] * b_scale[None, :, block]
@@ -589,12 +591,6 @@ def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
     )
 
 
-def equal_blocks(at: Mapping[str, int]) -> int:
-    """How many blocks of K there are, by their width or by that number itself; 0: K is no multiple of a block."""
-    width = at.get("w") or max(1, at["k"] // at["x"])
-    return at["k"] // width if at["k"] % width == 0 else 0
-
-
 LAUNCHED = "expected_m ab_dtype sf_dtype c_dtype sf_vec_size"
 BY_128 = {"x": lambda at: -(-at["k"] // BLOCK), "y": lambda at: -(-at["n"] // BLOCK)}
 SCALED = "a_scale[{0}m x] b_scale[{0}y x]"
@@ -602,7 +598,12 @@ GEMM_FP8 = scaled_by_blocks(
     "a[m k] b[n k] a_scale[m x] b_scale[y x]",
     "a[m k] blocks[x n w]",
     family="product",
-    sizes={"w": lambda _: BLOCK, "x": equal_blocks},
+    sizes={
+        "w": lambda _: BLOCK,
+        "x": lambda at: at["k"] // at["w"] if "w" in at else at["x"] * (block_of(at["k"], at["x"]) > 0),
+        "y": lambda at: at["y"] * (block_of(at["n"], at["y"]) > 0),  # 0: there are no such blocks
+    },
+    where="k % w == 0",
     mutants=(
         *MUTANTS,
         *(altered(f"scales of {one} dropped", f"{one}_scale", change=ones) for one in "ab"),
@@ -666,9 +667,9 @@ def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
 @GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=TWO_SCALED, rows=None)
 def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
     a, b, a_scale, b_scale = (value.float() for value in inputs.values())
-    width, height = block_of(b.shape, b_scale.shape)
-    a = a * a_scale.repeat_interleave(width, 1)
-    b = b * b_scale.repeat_interleave(height, 0)[: len(b)].repeat_interleave(width, 1)
+    height, width = (block_of(b.shape[axis], b_scale.shape[axis]) for axis in (0, 1))
+    a = a * a_scale.repeat_interleave(width, 1)[:, : b.shape[1]]
+    b = b * b_scale.repeat_interleave(height, 0)[: len(b)].repeat_interleave(width, 1)[:, : b.shape[1]]
     return rounded(definition, {"out": api[TORCH_LINEAR](a, b)})
 
 
@@ -828,6 +829,7 @@ def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) ->
         op_type,
         Form(form, coded_product(*factors, "C")),
         **OF_CODED,
+        where="k % 32 == 0",
         requires=in_bytes("A", "B", a_scale, b_scale),
         lossless={"A B": summable, f"{a_scale} {b_scale}": ONE_E8M0},
         independent_rows=False,
@@ -867,6 +869,7 @@ GEMM_BF16_FP4 = Op(
         if by_rows(one) or one.inputs["B"].dtype == "int32"
         else f"B in tiles is of int32, not of {one.inputs['B'].dtype}"
     ),
+    where="k % 16 == 0; q == 32; r == 4; u == 4; w == 1; t * 128 == n; v * 64 == k",
     lossless={"A": summable, "alpha": 0.5, "b_descale": ONE_E4M3},
     scalars={"block_size": FP4_BLOCK},
     sizes_in_numbers=("block_size",),
@@ -892,6 +895,7 @@ GEMM_SVDQUANT = Op(
         coded_product(Coded("a", "a_sf", E2M1, E4M3), Coded("b", "b_sf", E2M1, E4M3), "out", low_rank=("d", "l1")),
     ),
     family="product",
+    where="p % 8 == 0",
     requires=in_bytes("a", "b", "a_sf", "b_sf"),
     lossless={"d l1": whole(3), "alpha": 0.5, "a_sf b_sf": ONE_E4M3},
     exact_on_gpu=lambda _: False,
@@ -954,6 +958,7 @@ LINEAR_SVDQUANT = Op(
         linear,
     ),
     family="product",
+    where="k % 16 == 0; p * 2 == k",
     requires=in_bytes("weight_fp4", "weight_sf"),
     sizes={"o": lambda _: 1, "y": tile_size("n", "k", FP4_BLOCK)},
     draws={

@@ -74,6 +74,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         op_type,
         Form("x[n h] -> q[n h] scale[n g]", quantise),
         family="quantisation",
+        where="h % g == 0",
         gates={"q": codes, "scale": Close()},
         follows={"scale": ("scale", any_number)},
         unusual={**LARGE_AND_SMALL, SEEN: ()},  # kernels drop NaN in the largest magnitude
@@ -178,6 +179,7 @@ DEQUANTIZE_FP8 = Op(
     "dequantize_fp8",
     Form("q[n h] scale[n g] -> y[n h]", dequantise),
     family="quantisation",
+    where="h % g == 0",
     draws={"q": any_code, "scale": over_powers},
     lossless={"q": any_code, "scale": full(1, signed=False)},
     adversarial={"tiny": {"scale": 2.0**-40}, "large": {"scale": 2.0**40}},

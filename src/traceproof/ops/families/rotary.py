@@ -59,6 +59,7 @@ def from_cache(wide: Wide, move: Move, positions: str) -> CosSin:
     return rows[..., :half], rows[..., half:]
 
 
+ROTATED_CHANNELS = 32  # of a head, where a call says how many
 FARTHEST = 8192  # position up to which float32 angles are exact enough beside a bfloat16 rounding
 LLAMA = {  # Llama 3.1's values
     "rope_scale": 8.0,
@@ -130,20 +131,6 @@ def rotate(
             x = rotated(x, cos, sin, halves=halves == right_pairs)
         outputs[f"{name}_out"] = outputs[f"{name}_rope"] = x.reshape(shape)
     return outputs
-
-
-def unfit_rotation(definition: Definition) -> str | None:
-    """The reason why the definition's sizes or pairing are unfit or unknown; None if they are known and fit."""
-    q, k, cache = (definition.inputs[name].shape or ("",) for name in ("q", "k", "cos_sin_cache"))
-    const = definition.const_axes
-    if not {q[-1], k[-1], cache[-1]} <= const.keys():
-        return "head_size or rotary_dim is not const"
-    rotary = const[cache[-1]]
-    if rotary % 2 or rotary > min(const[q[-1]], const[k[-1]]):
-        return f"rotary_dim {rotary} is odd or wider than a head"
-    if definition.constants.get("pairing") is None:
-        return "nobody states which channels are paired, and the reference shows both ways or none"
-    return None
 
 
 def heads_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -236,7 +223,8 @@ ANGLED = Op(
     Form(f"q[n a d] k[n b e] indptr[i] offsets[s] {ANGLES} -> {ROTATED}", rotate),
     independent_rows=False,
     sizes={"s": (1, 3, 2), "i": lambda sizes: sizes["s"] + 1},
-    scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": 32, "interleave": False},
+    where=f"d >= {ROTATED_CHANNELS}; e >= {ROTATED_CHANNELS}",
+    scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": ROTATED_CHANNELS, "interleave": False},
     draws={"q": heads_drawn, "k": heads_drawn, **dict.fromkeys(("pos_ids", "indptr", "offsets"), offsets_drawn)},
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     unusual={"nan": ("q", "k"), "large": ("q", "k"), "small": ("q", "k")},
@@ -296,6 +284,7 @@ QUANTISED: dict[str, Any] = {
     "draws": DRAWS,
     "exact_on_gpu": lambda _: False,
     "independent_rows": False,
+    "where": "r % 2 == 0; r <= d",
     "gates": dict.fromkeys(
         ("q_rope_out", "k_rope_out", "q_nope_out", "k_nope_out", "k_cache", "v_cache"),
         Exact(EITHER, order=E4M3.order),
@@ -348,11 +337,17 @@ ROPE_FLAT = Rope(
     sizes={"p": lambda at: at["p"]},  # set by the cases
     scalars={"is_neox": True},
     sizes_in_numbers=("head_size",),
+    where="w % head_size == 0; x % head_size == 0; r % 2 == 0; r <= head_size",
+    requires=lambda one: None if "head_size" in one.const_axes else "nobody states head_size",
     **PLAIN,
 )
 ROPE = Rope(
     "rope",
-    Form("q[n a d] k[n b e] cos_sin_cache[p r] positions[n] -> q_out[n a d] k_out[n b e]", rotate),
+    Form(
+        "q[n a d] k[n b e] cos_sin_cache[p r] positions[n] -> q_out[n a d] k_out[n b e]",
+        rotate,
+        constants=("pairing",),
+    ),
     family="rope",
     rules=(
         Rule(
@@ -368,7 +363,7 @@ ROPE = Rope(
             },
         ),
     ),
-    requires=unfit_rotation,
+    where="r % 2 == 0; r <= d; r <= e",
     sizes={"a": (), "b": key_heads, "p": ()},
     bounded="b",
     **PLAIN,

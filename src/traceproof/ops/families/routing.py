@@ -415,7 +415,7 @@ def margins(
 def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
     """Gap [...] between the `count`-th largest of scores [..., n] and the next; inf if there is no next."""
     ranked = torch.sort(scores, dim=-1, descending=True).values
-    edge = torch.full_like(ranked[..., :2], torch.inf)
+    edge = torch.full_like(ranked[..., :1], torch.inf).repeat_interleave(2, -1)
     ranked = torch.cat([edge, ranked, -edge], -1)
     gaps = (ranked[..., :-1] - ranked[..., 1:]).nan_to_num(nan=torch.inf)
     boundary = count + 1  # after the two of `edge`
@@ -1046,8 +1046,11 @@ PLANS = Op(
         f" -> topk_ids[n k] topk_weights[n k] {PERMUTED_ROWS}",
         route_plan,
     ),
+    where="has_shared_expert == 0",
     requires=lambda definition: (
-        "an expert that all tokens share" if definition.const_axes.get("has_shared_expert") else None
+        None
+        if {"block_m", "tile_tokens_dim"} & definition.const_axes.keys()
+        else "nobody states how many rows a block has"
     ),
     scalars={UNREAD: 0, "routing_method norm_topk_prob": 1, "routed_scaling_factor": 1.0},
     absent=("routing_bias", "local_num_experts"),

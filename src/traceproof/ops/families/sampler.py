@@ -298,7 +298,7 @@ class Sampler(Op):
         """Trials of a case, for about `draws_per_case` draws over its rows, and at most 256 of a row."""
         if case.params.get("rows") == DRAWS:
             return FEW_TRIALS  # `further` adds thousands
-        rows = case.axes[self._rows(definition) or ""]
+        rows = self.rows_of(definition, case)
         return max(1, min(256, self.draws_per_case // max(rows, 1)))
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
@@ -449,14 +449,6 @@ FILTERS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def unfit_rows(definition: Definition) -> str | None:
-    """The reason if the vocabulary is too small for the patterns, or `indices` is required; else None."""
-    shape, indices = next(iter(definition.inputs.values())).shape or ("",), definition.inputs.get("indices")
-    if definition.const_axes.get(shape[-1], 0) < max(len(one.weights) for one in PLAIN):
-        return f"the distributions are {list(shape)}"
-    return None if indices is None or indices.optional else "indices can not be left out"
-
-
 class Distributions(Sampler):
     """Draws from probabilities or logits: from all tokens, after min-p, or after top-k and top-p.
 
@@ -529,16 +521,6 @@ def chain(wide: Wide) -> Tensors:
     return distribution(rows, target.device, name, target.shape[1])
 
 
-def unfit_chain(definition: Definition) -> str | None:
-    """The reason why numbers of drafts are const, or the vocabulary is too small; None if neither is so."""
-    more, vocabulary = (definition.inputs[TARGET].shape or ("", "", ""))[1:]
-    drafts = (definition.inputs[IDS].shape or ("", ""))[1]
-    if not {drafts, more} <= set(definition.var_axes):
-        return f"the var axes are {list(definition.var_axes)}"
-    few = definition.const_axes[vocabulary] < len(DRAFTED)
-    return f"a vocabulary of {definition.const_axes[vocabulary]} tokens" if few else None
-
-
 class Speculative(Sampler):
     """Chain speculative sampling: keep drafted tokens as far as the target model would have drawn them.
 
@@ -561,8 +543,8 @@ class Speculative(Sampler):
         ]
         chosen = [(f"adversarial-{kind}", 3, 3, kind) for kind in ("accepted", "refused")]
         for name, count, drafted, kind in (*ordinary, ("edge-one-draft", 2, 1, "mixed"), *chosen):
-            axes = {"n": count, "d": drafted, "m": drafted + 1}
-            yield self.case(definition, name, axes, seed, {"drafts": kind})
+            axes = {"n": count, "d": drafted}
+            yield self.settled(definition, self.case(definition, name, axes, seed, {"drafts": kind}))
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """A case of `count` rows, each with as many drafts as in `case`."""
@@ -663,7 +645,7 @@ def tempered(wide: Wide, *, power: float = 1.0) -> Tensors:
 def masked_logits(wide: Wide) -> Tensors:
     """Logits [n v] with -inf for all but the best k of each row; of more that equal the k-th any may be kept."""
     logits, k = wide["logits"], max(int(wide.number("top_k")), 1)
-    bound = logits.topk(k).values[:, -1:]
+    bound = logits.topk(min(k, logits.shape[1])).values[:, -1:]
     kept = logits >= bound
     tied = (logits == bound) & (kept.sum(-1, keepdim=True) > k)
     entries = {"": torch.where(kept, logits, -math.inf), "@free": tied}
@@ -791,6 +773,7 @@ WINDOWS = Op(
         best_of_window,
     ),
     sizes={"m": (40, 9, 65, 17), "b": (3, 1, 5), "w": lambda at: at["m"] + 3},
+    roomy="w",
     scalars={**dict.fromkeys(FLAGS, 0), "page_size": 4, "k": 8},
     unread=dict.fromkeys(FLAGS, "of equal scores either is right"),
     sizes_in_numbers=("k", "page_size"),
@@ -839,10 +822,18 @@ DISTRIBUTIONS = Distributions(
         for filters in ("", "min_p", "top_k top_p")
     ),
     sizes={"r": ()},
-    requires=unfit_rows,
+    where=f"v >= {max(len(one.weights) for one in PLAIN)}",
+    requires=lambda definition: (
+        "indices can not be left out" if (rows := definition.inputs.get("indices")) and not rows.optional else None
+    ),
     independent_rows=False,
 )
-SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=unfit_chain, independent_rows=False)
+SPECULATIVE = Speculative(
+    "sampling",
+    sizes={"d": (), "m": lambda at: at["d"] + 1},
+    where=f"v >= {len(DRAFTED)}",
+    independent_rows=False,
+)
 
 # FlashInfer's samplers.
 

@@ -14,7 +14,7 @@ from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import formats
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, scalar, tensor
 from traceproof.ops.attention import Span, attention
-from traceproof.ops.attention_inputs import PageTable, Planned, tiny
+from traceproof.ops.attention_inputs import PageTable, Planned, resized, tiny, within
 from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
@@ -240,6 +240,8 @@ def scales_drawn(draw: Draw, count: int) -> torch.Tensor:
 class Indexer(Op):
     """The indexer of one query of each sequence."""
 
+    counted, roomy = "b", "pr"
+
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """Lengths around topk and around page boundaries; the block table always reaches topk tokens."""
 
@@ -248,6 +250,7 @@ class Indexer(Op):
             return draw.integers("seq_lens", count, low=low, high=high)
 
         page, topk = dim(definition, "k_index_cache_fp8", 1) or 1, topk_of(definition)
+        fixed = self.fixed(definition)
         lists = {
             "small": (integers("small-0", 1, 2, 17), [1, *integers("small-1", 1, 2, 17)]),
             "medium": ([0, 1, page - 1, page, page + 1, 256], [topk - 1, topk + 1, 2 * topk, topk]),
@@ -257,10 +260,12 @@ class Indexer(Op):
         planned += [("edge-all-empty", [0, 0], "planted"), ("edge-single", [1], "planted")]
         for pattern in ("plain", "negative", "zero", "outlier", "tiny", "ties", "boundary"):
             planned.append((f"adversarial-{pattern}", [topk + topk // 2 + 1, page + 1], pattern))
-        for name, lens, pattern in planned:
+        for name, wanted, pattern in planned:
+            lens = resized(wanted, count=fixed.get("b"))
+            lens = within(lens, page, pages=fixed.get("p"), columns=fixed.get("r"))
             pages = PageTable.of(lens, page, shared=False)
             # One column more than needed: the table's unused entries name a page of poison.
-            columns = max(-(-topk // page), *pages.counts) + 1
+            columns = max([-(-topk // page), *pages.counts]) + 1
             letters = {"b": len(lens), "p": pages.pool, "r": columns}
             yield self.case(definition, name, letters, seed, {"seq_lens": lens, "pattern": pattern})
 
@@ -348,9 +353,13 @@ class Listed(Attention):
     def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
         """A case with lists of these lengths; the pool's first and last rows are in no list."""
         name, lengths, _, params = planned
+        fixed, page = self.fixed(definition), dim(definition, "ckv_cache", 1) or 1
+        lengths = resized(lengths, count=fixed.get("t"))
+        if "p" in fixed:
+            lengths = [min(length, max(0, fixed["p"] * page - 3) * SPARE // (SPARE + 1)) for length in lengths]
         longest = max(lengths, default=0)
         rows = longest + max(3, longest // SPARE)
-        letters = {"t": len(lengths), "p": -(-rows // (dim(definition, "ckv_cache", 1) or 1))}
+        letters = {"t": len(lengths), "p": -(-rows // page)}
         usual = {"kv_lens": lengths, "pattern": "lean", "amplitude": 1.0, "holes": False}
         return self.case(definition, name, letters, seed, {**usual, **params})
 
@@ -393,16 +402,6 @@ class Listed(Attention):
         return ordered(definition, {**data, "sparse_indices": indices})
 
 
-def unfit_cache(definition: Definition) -> str | None:
-    """Why the indexer's cache or queries are not supported; None: they are."""
-    width = dim(definition, "q_index_fp8", 2) or 0
-    packed = [dim(definition, "k_index_cache_fp8", axis) for axis in (2, 3)]
-    if packed != [1, width + SCALE_BYTES]:
-        return f"the cache's last axes are {packed}, known is [1, {width + SCALE_BYTES}]"
-    kind = definition.inputs["q_index_fp8"].dtype
-    return None if kind == "float8_e4m3fn" else f"q_index_fp8 is {kind}"
-
-
 def last_page_ignored(wide: Wide) -> Mapping[str, torch.Tensor]:
     """A mutant's inputs: sequences end where their last page begins."""
     lengths, page = wide.given("seq_lens"), wide.given("k_index_cache_fp8").shape[1]
@@ -441,7 +440,10 @@ INDEXER = Indexer(
         " -> topk_indices[b k]",
         indexed,
     ),
-    requires=unfit_cache,
+    where=f"g == 1; w == d + {SCALE_BYTES}",
+    requires=lambda definition: (
+        None if (kind := definition.inputs["q_index_fp8"].dtype) == "float8_e4m3fn" else f"q_index_fp8 is {kind}"
+    ),
     sizes={"p": (), "r": ()},  # set by `cases`
     independent_rows=False,
     gates={"topk_indices": IndexSet()},
@@ -615,7 +617,7 @@ def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Random lengths of sequences, of which the last is as long as the logits are wide."""
-    width = wanted.case.axes[(wanted.definition.outputs["logits"].shape or ("", ""))[1]]
+    _, width = wanted.definition.shape_of(wanted.definition.outputs["logits"], wanted.case.axes) or (0, 0)
     lengths = draw.integers(wanted.name, wanted.shape, low=1, high=width + 1)
     lengths[-1:] = width
     return lengths.to(wanted.dtype)
@@ -629,10 +631,11 @@ PAGED_MQA_LOGITS = Op(
         indexer_logits,
     ),
     family="dsa",
+    where=f"y == 1; g == 1; w == d + {SCALE_BYTES}",
     requires=lambda definition: (
-        None
-        if (known := [dim(definition, "q", 1), dim(definition, "kv_fused", 2)]) == [1, 1]
-        else f"queries of a sequence and heads of a key are {known}; known is one of each"
+        f"fp4 queries of {width} bytes, and four scales"
+        if "q_sf" in definition.inputs and (width := dim(definition, "q", -1)) != 64
+        else None
     ),
     independent_rows=False,
     coupled=True,
@@ -642,6 +645,7 @@ PAGED_MQA_LOGITS = Op(
         "m": lambda size: -(-size["l"] // size["s"]),
         "p": lambda size: size["b"] * size["m"] + 3,
     },
+    roomy="mp",
     adversarial={"tiny": {"scale": 1e-3}},
     adversarial_inputs=("weights",),
     scalars={"max_seq_len": lambda at: at["l"]},

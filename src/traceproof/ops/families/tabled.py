@@ -106,6 +106,7 @@ MSA_PROXY = Peaks(
         altered("another factor of all queries", "q_global_scale", change=lambda scale: scale * 1.02),
     ),
     causal=True,
+    where="h % g == 0; d % 8 == 0",  # codes come in pairs, scales by sixteen
     **ON_PAGES,
 )
 TRTLLM_PAGED = Attention("trtllm_paged", causal=True, **ON_PAGES)
