@@ -320,9 +320,26 @@ def test_the_exact_value_alone_passes(name: str) -> None:
         copied = not {(definition.op_type, output), (name, output)}.isdisjoint(COPIED)
         assert torch.equal(tied.double(), right) == copied
         for reference in (True, False):
-            assert subject.ruling(output, right.to(dtype), reference=reference).verdict is Verdict.PASS
+            of = {"reference": reference, "on_gpu": subject.op.fast_exponential and not reference}
+            assert subject.ruling(output, right.to(dtype), **of).verdict is Verdict.PASS
             for wrong in (right * 1.004).to(dtype), *(() if copied else (tied,)):
-                assert subject.ruling(output, wrong, reference=reference).verdict is Verdict.FAIL
+                assert subject.ruling(output, wrong, **of).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("name", ["hidden-lossless", "hidden-seen-rows"])
+def test_pytorchs_attention_on_a_cpu_has_a_fast_exponential(name: str) -> None:
+    definition = DEFINITIONS["single_decode_h4_kv2_d64"]
+    planned = planned_alone(definition, PlanSelection(sizes=("small",), hidden_seed=5)).cases
+    subject = solve(definition, next(one.case for one in planned if one.id == name))
+    value = subject.oracle["output"]
+    given = away(value, torch.bfloat16) if name == "hidden-lossless" else value.nan_to_num(0.0).bfloat16()
+    q, k, v = (torch.as_tensor(subject.inputs[one]) for one in "qkv")
+    heads = (q[None, :, None], k.transpose(0, 1)[None], v.transpose(0, 1)[None])
+    computed = torch.nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True)[0, :, 0]
+    for output in (given, computed):
+        assert subject.ruling("output", output).verdict is Verdict.PASS
+    for of in ({"reference": True}, {"on_gpu": True}):
+        assert subject.ruling("output", given, **of).verdict is Verdict.FAIL
 
 
 def truncated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -219,13 +219,23 @@ OPEN = "open"  # entry of an output: bool mask of open rows, with a last axis of
 SAME = 2.0**-30  # relative; more than float64 sums in another order differ by, far below float32's rounding
 
 
-def with_open_rows(entries: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """An output's entries, with OPEN where the shadow with ties in the other order gives other rows."""
-    other = entries.get(OTHER_TIES)
-    if other is None or "" not in entries or other.shape != entries[""].shape:
-        return dict(entries)
-    rows = _differing(entries[""], other)
-    return {**entries, OPEN: rows} if rows.any() else dict(entries)
+def with_open_places(
+    entries: Mapping[str, torch.Tensor], *, reference: bool, nan: bool
+) -> dict[str, torch.Tensor]:
+    """An output's entries, with OPEN where the shadow with ties in the other order gives other rows.
+
+    Not so of a `reference`, which sorts ties as its shadow does. `nan`: where NaN is expected, FREE.
+    """
+    value, other = entries.get(""), entries.get(OTHER_TIES)
+    if reference:
+        return {what: entry for what, entry in entries.items() if what != OTHER_TIES}
+    found = dict(entries)
+    if value is not None and nan:
+        found[FREE] = value.isnan()
+    if value is not None and other is not None and other.shape == value.shape:
+        rows = _differing(value, other)
+        found |= {OPEN: rows} if rows.any() else {}
+    return found
 
 
 def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

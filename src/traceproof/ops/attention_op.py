@@ -328,6 +328,7 @@ class Attention(Op):
             "independent_rows": False,
             "gates": calls.GATES,
             "lossless": equal_keys,
+            "fast_exponential": True,
             # No NaN in keys and values: kernels may multiply those that a query does not see by zero.
             "unusual": {
                 "nan": ("q", "query", "q_nope", "q_pe"),

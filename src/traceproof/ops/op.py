@@ -128,6 +128,8 @@ class Op:
         lossless_sizes: Mapping[str, int] = NOTHING,  # sizes of axes in that case, by letter
         # whether correct kernels are as exact on a GPU, where divisions are approximate and products may be split
         exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
+        # whether PyTorch's kernel on a CPU has a fast exponential: not exactly 1 at 0, and of NaN a number
+        fast_exponential: bool = False,
         summed: Sequence[str] = (),  # see the method `summed`
         unread: Mapping[str, str] = NOTHING,  # inputs on which no output depends, each with why
         writes: Collection[str] = (),  # inputs that a call writes to without an output that stands for them
@@ -161,6 +163,7 @@ class Op:
         self.lossless: Callable[[Definition], Mapping[str, Exactly]]
         self.lossless = lambda one: by_name(lossless(one) if callable(lossless) else lossless)
         self.lossless_sizes, self.exact_on_gpu = lossless_sizes, exact_on_gpu
+        self.fast_exponential = fast_exponential
         self.gates, self.wide_gate, self.roundings = by_name(gates), wide_gate, by_name(roundings)
         self.follows, self.inputs_summed, self.inputs_unread = follows, summed, by_name(unread)
         self.positive, self.writes = positive, writes

@@ -14,7 +14,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
-from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
+from traceproof.judge.output import Expected, Ruling, judge_output, with_open_places
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Value, Values, tensor
 from traceproof.ops.cases import (
@@ -307,15 +307,15 @@ def expectation(  # noqa: PLR0913 - one output of one case
     open_axes = op.open_axes(definition)
     shape = None if sizes is None else tuple(None if axis in open_axes else size for axis, size in axis_sizes)
     kind = op.comparisons(definition).get(name)
-    kept = {what: value for what, value in entries.items() if what != OTHER_TIES}
-    lossless = case.params.get(UNUSUAL) == LOSSLESS
+    fast = op.fast_exponential and not (reference or on_gpu) and UNUSUAL in case.params
+    lossless = case.params.get(UNUSUAL) == LOSSLESS and not fast
     if isinstance(kind, Quantised) and not reference:
         kind = of_lossless(kind) if lossless and kind.exact and on_gpu else kind
         lossless &= kind.exact and not on_gpu
     return Expected(
         shape=(trials, *shape) if trials and shape is not None else shape,
         dtype=TORCH_DTYPES.get(spec.dtype),
-        oracle=kept if reference else with_open_rows(entries),  # a reference sorts ties as its shadow does
+        oracle=with_open_places(entries, reference=reference, nan=fast),
         comparison=of_reference(kind) if kind is not None and reference else kind,
         in_chunks=in_chunks,
         drawn=bool(trials),
