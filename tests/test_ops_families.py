@@ -882,6 +882,16 @@ def test_the_scale_of_a_row_of_zeros_is_any_number(scale: float, *, right: bool)
     assert (subject.ruling("scale", made).verdict is Verdict.PASS) is right
 
 
+@pytest.mark.parametrize(("share", "right"), [(2.0**-22, True), (0.003, False), (-0.003, False)])
+def test_fp8_codes_are_the_nearest_under_the_right_scales_on_a_gpu_as_well(share: float, *, right: bool) -> None:
+    definition = ops.load("quantize_fp8", "quantize_fp8_h96_g3")
+    subject = solve(definition, ops.case_named(definition, "medium-1"))
+    made = subject.op.varied(Variant("", over=lambda x, scale: x / (scale * (1 + share))), subject)
+    assert made is not None
+    assert subject.ruling("scale", made["scale"]).verdict is Verdict.PASS
+    assert (subject.ruling("q", made["q"], on_gpu=True).verdict is Verdict.PASS) is right
+
+
 def test_the_token_of_each_row_is_that_of_the_pair_in_it() -> None:
     definition = ops.load("moe_routing", "trtllm_gen_routing_e24_k3_t4")
     rows, tokens = "expanded_idx_to_permuted_idx", "permuted_idx_to_token_idx"

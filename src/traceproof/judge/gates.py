@@ -268,14 +268,12 @@ class CloseGate(_Gate[Close]):
 
     def __init__(self, kind: Close, dtype: torch.dtype) -> None:
         super().__init__(kind, dtype)
-        self._error_energy = self._energy = 0.0
-        self._elements = 0
         self._ratios = {"largest error": 0.0, "row RMS": 0.0}
         self._pooled = 0.0  # relative RMS error of the baseline, over all rows; set once all chunks are added
         self._chunks: list[torch.Tensor] = []  # of each chunk [5, rows]: the figures that `add` takes
         self._due: list[bool] | None = None
         floats = {torch.bfloat16, torch.float16, torch.float32}
-        self._slope = Slope(dtype, factor=kind.factor) if dtype in floats and kind.rms is None else None
+        self._slope = Slope(dtype, factor=kind.factor) if dtype in floats else None
         self._grouped = False
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
@@ -298,10 +296,6 @@ class CloseGate(_Gate[Close]):
         self._chunks.append(torch.stack(figures))
         if self._slope is not None:
             self._slope.add(rows)
-        if self._kind.rms is not None:
-            self._error_energy += float((rows.error * rows.error).sum())
-            self._energy += float((rows.expected * rows.expected).sum())
-            self._elements += rows.error.numel()
 
     def _element_ratios(self, rows: Rows, peak: torch.Tensor) -> torch.Tensor:
         """Each error as a share of its limit, [rows, columns]; `peak` [rows] is the baseline's largest error."""
@@ -356,9 +350,6 @@ class CloseGate(_Gate[Close]):
     def result(self) -> Gate:
         """Result over all chunks."""
         factor, ratios = self._kind.factor, dict(self._ratios)
-        if self._kind.rms is not None:
-            total, error = (math.sqrt(energy / self._elements) for energy in (self._energy, self._error_energy))
-            ratios["RMS"] = error / (self._kind.rms * total + TINY)
         slope = None if self._slope is None else self._slope.result()
         off, allowed = slope or (0.0, 1.0)
         ratios["slope"] = abs(off) / allowed

@@ -37,8 +37,6 @@ class Close:
 
     # how many times the baseline's error an implementation may have; 2 unless the op gives a reason
     factor: float = 2.0
-    # limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None: the baseline alone decides
-    rms: float | None = None
     # how many last axes make a row, over which errors are averaged. 2 where the error of a matrix is of rank one,
     # so that its rows hold one rounding each and average nothing.
     row_axes: int = 1

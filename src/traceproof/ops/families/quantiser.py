@@ -9,9 +9,9 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim
 from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.cases import SEEN
-from traceproof.ops.compare import Close, Entries
-from traceproof.ops.families.blockscaled import MUTANTS, Over, ones, peak, quotient
-from traceproof.ops.formats import FP8_MAX, in_blocks, to_fp8
+from traceproof.ops.compare import Close, Comparison, Entries, Exact
+from traceproof.ops.families.blockscaled import GATES, MUTANTS, NEAR, Over, around, ones, peak, quotient
+from traceproof.ops.formats import E4M3, FP8_MAX, in_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
 from traceproof.ops.op import LARGE_AND_SMALL, Op
@@ -41,7 +41,7 @@ def any_number(scales: torch.Tensor, _: Entries, entries: Entries) -> Entries:
     return {**entries, "free": entries["free"] & scales.isfinite()}
 
 
-def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> Op:
+def quantiser(op_type: str, largest: float, codes: Comparison, *, to_code: Part, cut: Part) -> Op:
     """The op of a format: `largest` value, comparison of `codes`, rounding `to_code`, and truncation `cut`."""
 
     def quantise(
@@ -58,8 +58,11 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         blocks = in_blocks(x, x.shape[1] // (dim(wide.definition, "scale", 1) or 1))
         scale = scales(scale_of_peak(peaks(blocks)))
         empty = blocks.abs().amax(-1) == 0  # kernels divide by a least scale, or leave 0
-        codes = torch.where(empty[..., None], 0.0, over(blocks, scale[..., None]))
-        return {"q": code(codes).reshape(x.shape), "scale": scale, "scale@free": empty}
+        shares = torch.where(empty[..., None], 0.0, over(blocks, scale[..., None])).reshape(x.shape)
+        outputs = {"q": code(shares), "scale": scale, "scale@free": empty}
+        if isinstance(codes, Exact) and wide.dtype == torch.float64:
+            outputs["q@low"], outputs["q@high"] = around(shares, NEAR * shares.abs())
+        return outputs
 
     def to_codes(values: torch.Tensor) -> torch.Tensor:
         return to_code(values.clamp(-largest, largest))
@@ -100,7 +103,7 @@ def cut_fp8(values: torch.Tensor) -> torch.Tensor:
     return torch.where(nearest.float().abs() > values.abs(), smaller.float(), nearest.float())
 
 
-QUANTIZE_FP8 = quantiser("quantize_fp8", FP8_MAX, Close(rms=0.035, reason=REASON), to_code=to_fp8, cut=cut_fp8)
+QUANTIZE_FP8 = quantiser("quantize_fp8", FP8_MAX, GATES[E4M3], to_code=to_fp8, cut=cut_fp8)
 QUANTIZE_INT8 = quantiser(
     "quantize_int8",
     INT8_MAX,
