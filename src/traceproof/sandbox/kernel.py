@@ -407,7 +407,7 @@ def buffer_bytes(pid: int) -> int:
 
 
 def removed_bytes(pid: int, folder: str) -> int:
-    """Bytes on disk of a folder's removed files that a process has open; 2^62 if it has others mapped."""
+    """Bytes on disk of a folder's removed files that a process has open. Raises OSError: it has others mapped."""
     opened: dict[int, int] = {}
     for file, path in _open_files(pid):
         with contextlib.suppress(FileNotFoundError):
@@ -420,7 +420,9 @@ def removed_bytes(pid: int, folder: str) -> int:
     lines = _found(pid, lambda of: Path(f"{of}/maps").read_bytes().splitlines())
     mapped = (line.split(maxsplit=5) for line in lines if line.endswith(b" (deleted)"))
     inodes = {int(inode) for *_, inode, path in mapped if os.fsdecode(path).startswith(folder)}
-    return 1 << 62 if inodes - opened.keys() else sum(opened.values())
+    if inodes - opened.keys():
+        raise OSError("the size of a removed file can not be seen")
+    return sum(opened.values())
 
 
 def kill_all(pid: int) -> None:

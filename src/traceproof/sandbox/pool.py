@@ -449,7 +449,8 @@ def explain(report: dict[str, Any], limits: model.Limits) -> tuple[model.Status,
         case "scratch":
             return model.Status.OUTPUT, f"wrote more than {limits.file_bytes} bytes into its scratch folder"
         case "hidden":
-            return model.Status.OUTPUT, "kept its guard from seeing what it holds"
+            why = "a removed file that is mapped and not open, too long a path, or a program that nobody may read"
+            return model.Status.OUTPUT, f"kept its guard from seeing what it holds: {why}"
         case "ended":
             return model.Status.CRASH, how_it_ended(int(report["wait_status"]))
         case _:

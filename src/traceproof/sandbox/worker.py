@@ -43,6 +43,7 @@ FRESH_BYTES_PER_SECOND = 8e9
 LEAST_LOOK_SECONDS = 0.02
 MOST_LOOK_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 0.25  # between items, as threads of untrusted code may still run
+FAILED_LOOKS = 3  # checks that may fail in turn
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than reading /proc
 SCRATCH_ENTRIES = 100_000  # more files than this count as an excess by themselves
 PRIVATE = (b"RssAnon:", b"VmSwap:", b"HugetlbPages:", b"VmPTE:")  # memory of a process's own, by its status
@@ -231,6 +232,7 @@ class Guard:
     _given: int = field(default=0, init=False)  # bytes of the current item's files
     _used: int = field(default=0, init=False)
     _idle: bool = field(default=False, init=False)
+    _failed: int = field(default=0, init=False)  # number of last checks that could not see all
 
     def watch(self) -> dict[str, Any]:
         """Watch until the worker ends or must be ended; returns the report."""
@@ -252,9 +254,10 @@ class Guard:
                     self._given = int(word.removeprefix(ITEM))
                     continue  # the next check comes soon
             try:
-                excess = self._excess()
-            except OSError:  # as of a program that nobody may read, and of paths that are too long
-                excess = "hidden"
+                excess, self._failed = self._excess(), 0
+            except OSError:  # once or twice: a process ended meanwhile
+                self._failed += 1
+                excess = "hidden" if self._failed > FAILED_LOOKS else None
             if excess is not None:
                 return {"reason": excess}
 
