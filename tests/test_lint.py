@@ -486,6 +486,16 @@ def test_select_and_ignore_take_beginnings_of_codes(tmp_path: Path) -> None:
     assert [finding.code for finding in lint(root, select=["TP4"], ignore=["TP401"]).findings] == ["TP402"]
 
 
+def test_groups_that_split_tokens_leave_heads_whole(tmp_path: Path) -> None:
+    sample = Sample()
+    model("llama-3.1-8b", "attention")(sample)
+    sample.attention["axes"] |= {"num_qo_heads": axis(32), "num_kv_heads": axis(8)}
+    for expected in (["TP413"], []):
+        findings = lint(sample.write(tmp_path), select=["TP4"], ignore=["TP421"]).findings
+        assert [finding.code for finding in findings] == expected
+        sample.attention["tags"].append("dp:2")
+
+
 def test_only_findings_that_the_baseline_does_not_know_fail(tmp_path: Path) -> None:
     root, baseline = spoiled(tmp_path / "set"), tmp_path / "baseline.json"
     given = ("--dataset", str(root), "--baseline", str(baseline))

@@ -237,7 +237,7 @@ def nan_rows(subject: LintedDefinition) -> Iterator[Finding]:
 # Tags alone, and compared with the rest.
 FLAGS = frozenset({"fused"})
 # definition.md defines the first four; published definitions use the others in one sense each.
-NAMESPACES = frozenset({"stage", "model", "quantization", "status", "tp", "ep", "fi_api"})
+NAMESPACES = frozenset({"stage", "model", "quantization", "status", "tp", "ep", "dp", "fi_api"})
 STAGES = frozenset({"prefill", "decode", "mtp"})
 SINGLE = ("quantization", "status")  # namespaces with one value
 LOW_PRECISION = {dtype: dtype.value for dtype in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.FLOAT4_E2M1)}
@@ -264,7 +264,7 @@ def tags(subject: LintedDefinition) -> Iterator[Finding]:
             yield Finding("TP401", where, f"{tag}: {namespace} is one of {', '.join(sorted(known))}")
         if colon and not (namespace and value):
             yield Finding("TP402", where, f"{tag}: empty namespace or value")
-        elif namespace in {"tp", "ep"} and not RANKS.fullmatch(value):
+        elif namespace in {"tp", "ep", "dp"} and not RANKS.fullmatch(value):
             yield Finding("TP402", where, f"{tag}: {namespace} must be a positive whole number")
         elif every[at] in every[:at]:
             yield Finding("TP402", where, f"{tag} is there twice")
@@ -351,7 +351,8 @@ def model_config(subject: LintedDefinition) -> Iterator[Finding]:
     def ranks(model: str, namespace: str, axis: str, total: int) -> Iterator[Finding]:
         """A finding if none of the tagged numbers of ranks, times the axis, gives the model's total."""
         sizes, size = _sizes(subject, namespace) or frozenset({1}), const[axis]
-        if any(size * count == total for count in sizes):
+        groups = {1, *(_sizes(subject, "dp") if namespace == "tp" else ())}  # that split tokens, not heads
+        if any(size * count == total * group for count in sizes for group in groups):
             return
         tagged = ", ".join(map(str, sorted(sizes))) if subject.tags(namespace) else "*"
         stated = f"{'' if subject.tags(namespace) else 'no '}{namespace}:{tagged}"
