@@ -336,7 +336,7 @@ def test_a_row_names_its_definition_case_and_seed() -> None:
         ({}, []),
         ({"selection": {"op_type": ["gemm"]}, "seed": 3, "force": True}, []),
         ({"test_sizes": ["large", "small"]}, ["--test-sizes", "small", "large"]),
-        ({"tolerance": 0.1}, ["--tolerance", "0.1"]),
+        ({"tolerance": 0.00123456789}, ["--tolerance", "0.00123456789"]),
         ({"dataset": {"path": DATASET, "pypi": None}}, ["--dataset", DATASET]),
         ({"known": None, "workloads": True}, ["--", "--config", "workloads=true", "known=null"]),
         ({"limits": {"wall_s": 5}}, ["--", "--config", 'limits={"wall_s": 5.0']),

@@ -87,6 +87,13 @@ USES: list[tuple[str, str]] = [
     ("extract-kernel-definitions --model-name x --config {tmp}/nowhere", "{tmp}/nowhere"),
     ("clone-repos --lock {tmp}/file", "{tmp}/file"),
     ("publish --traces {tmp}/nowhere", "{tmp}/nowhere"),
+    # JSON that is nested too deeply to be read.
+    ("lint --baseline {tmp}/deep.json", "{tmp}/deep.json"),
+    ("add-reference-tests --repos-config {tmp}/deep.json", "{tmp}/deep.json"),
+    ("add-new-model --model-name x --config {tmp}/deep.json", "{tmp}/deep.json"),
+    ("clone-repos --lock {tmp}/deep.json", "{tmp}/deep.json"),
+    ("verify {tmp}/deep.json", "{tmp}/deep.json"),
+    ("judge {tmp}/deep.json --definition {tmp}/deep.json", "{tmp}/deep.json"),
     # What can not be written, found before the work.
     ("verify --json {tmp}/nowhere/out.json", "--json {tmp}/nowhere/out.json cannot be written"),
     ("diff --markdown {tmp}/nowhere/page.md", "--markdown {tmp}/nowhere/page.md cannot be written"),
@@ -130,6 +137,7 @@ def tmp(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("no json, no yaml: [\n", encoding="utf-8")
     for name in ("empty", "git", "kernels", "dataset/definitions/rmsnorm", "dataset/tests"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "deep.json").write_text("[" * 100_000, encoding="utf-8")
     (tmp_path / "number.json").write_text("1", encoding="utf-8")
     (tmp_path / "file.json").write_text('{"name": "rmsnorm_h9', encoding="utf-8")
     (tmp_path / "kernels" / "k.py").write_text("x = 1\n", encoding="utf-8")

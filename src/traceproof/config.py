@@ -407,7 +407,7 @@ def repeat_options(config: Config, root: Path) -> str:
         elif key == "allow_weak_isolation" and value:
             parts.append("--allow-weak-isolation")
         elif key == "tolerance" and value is not None:
-            parts += ["--tolerance", f"{value:g}"]
+            parts += ["--tolerance", str(value)]
         else:
             overrides.append(f"{key}={json.dumps(value)}")
     return shlex.join([*parts, *(["--", "--config", *overrides] if overrides else [])])

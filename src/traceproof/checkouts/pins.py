@@ -135,7 +135,7 @@ def read_lock(path: Path) -> dict[str, Pin]:
         found = error.errors(include_url=False)
         problems = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in found]
         raise _unusable(path, problems) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unusable(path, [f"not JSON: {error}"]) from error
 
 

@@ -111,7 +111,7 @@ def _paths(config: Path | None) -> dict[str, Path]:
     try:
         records: dict[str, dict[str, Any]] = json.loads(config.read_text(encoding="utf-8"))["repositories"]
         return {name: Path(record["path"]) for name, record in records.items() if record.get("path")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         todo = "Give the repos_config.json that `traceproof clone-repos` wrote."
         raise TraceproofError(f"--repos-config {config} cannot be used: {error}", todo=todo) from error
 

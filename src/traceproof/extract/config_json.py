@@ -18,7 +18,7 @@ def load(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise TraceproofError(f"{file} cannot be read: {error}", todo="Give a model's config.json.") from error
     except json.JSONDecodeError as error:
         what = f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"

@@ -268,7 +268,7 @@ def read_baseline(path: Path) -> Counter[str]:
         return Counter(str(entry["fingerprint"]) for entry in value["findings"])
     except OSError as error:
         raise TraceproofError(f"The baseline {path} can not be read: {error.strerror}", todo=todo) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceproofError(f"{path} is no baseline: {error}", todo=todo) from error
 
 

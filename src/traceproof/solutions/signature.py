@@ -56,7 +56,7 @@ def check(certificate: Path, key: Path | None) -> str:
         written = {"public_key": _text(public), "signature": _text(signature)}
     except InvalidSignature:
         raise TraceproofError(f"{certificate} is not what was signed") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise TraceproofError(f"{certificate} has no signature that can be read: {error}") from None
     if said != written:  # another encoding of the same bytes: base64's last letter has unused bits
         raise TraceproofError(f"{place} is not as it was written")
