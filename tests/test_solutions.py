@@ -364,6 +364,7 @@ def test_an_output_that_passes_stands_for_no_other_one() -> None:
 def test_what_nobody_can_judge_is_not_accepted(without_oracle: SolutionJudge) -> None:
     [reason] = without_oracle.reasons(candidate("one", "def run(x):\n    return x.sum(1)\n"), "noisy_d32")
     assert reason.startswith("not judged: not verified: no oracle")
+    assert "no float64 shadow: rand draws at random" in reason
 
 
 def test_a_session_judges_by_the_configuration_and_writes_certificates(tmp_path: Path) -> None:

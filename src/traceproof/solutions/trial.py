@@ -29,7 +29,7 @@ from traceproof.digests import digest_json
 from traceproof.files import own_folder, remove_tree
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.reasons import Failure, Verdict
@@ -441,7 +441,7 @@ class SolutionRun:
         case, draws = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
         subject = self._subject(case, drawn.inputs or {})
         if self.unknown is not None:
-            drawn.right = Right(oracle=self._shadow(subject))
+            drawn.right = self._shadow(subject)
         # A slow sampler may draw longer than a reference, since only one solution is judged.
         further = None if draws is None else draws.within(self.limits.seconds, times=DRAWING_TIMES)
         return self.call(source, subject, further=further, seconds=seconds)
@@ -464,19 +464,19 @@ class SolutionRun:
     def solved(self, subject: SolvedCase, *, safe: bool = True) -> SolvedCase:
         """The case with expected values, computed on the GPU if it is large and its indices in range (`safe`)."""
         if self.unknown is not None:
-            return replace(subject, oracle=self._shadow(subject))
+            return replace(subject, oracle=self._shadow(subject).oracle)
         case, memory = subject.case, self.op.memory(self.definition, subject.case)
         device = drawing_device(self.definition, case, self.engine.computing) if safe else CPU
         oracle = self.engine.expected(self.op, self.definition, case, lambda: subject.inputs, device, memory)
         return replace(subject, oracle=oracle)
 
-    def _shadow(self, subject: SolvedCase) -> Tensors:
-        """The reference in float64, and with sums in another order; {} if it can not be computed."""
+    def _shadow(self, subject: SolvedCase) -> Right:
+        """The reference in float64, and with sums in another order; if that can not be computed, why."""
         if self.reference is None:
-            return {}
+            return Right(shadow="the policy refuses the reference")
         call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
         found = shadowed(self.definition.reference, call)
-        return {} if found.shadow else found.oracle
+        return Right(shadow=found.shadow) if found.shadow else found
 
     def is_empty(self, case: Case) -> bool:
         """Whether no output of a case has an element."""
