@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
-    *("chain", "pipeline", "ops", "exploits", "interrupts", "testgen_runs", "solutions", "every_form", "engine"),
-    *("api", "nox", "bumps", "examples", "other_suites", "testgen", "ops_sampling", "formats", "doctor", "lab"),
-    *("imports", "publish_push", "sources_checkout", "extract_definitions", "shadow", "border", "stress", "judge"),
-    *("worker_isolation", "draw", "adapters_sglang", "hostile", "fetch", "plan", "ops_families"),
+    *("ops", "exploits", "pipeline", "interrupts", "every_form", "solutions", "chain", "api", "examples"),
+    *("lab", "testgen_runs", "ops_sampling", "worker_isolation", "extract_definitions", "other_suites"),
+    *("testgen", "publish_push", "bumps", "nox", "compiled", "formats", "doctor", "engine", "hostile", "fetch"),
+    *("border", "sources_checkout", "adapters_sglang", "stress", "judge", "shadow", "imports", "draw", "plan"),
+    "ops_families",
 )
 
 

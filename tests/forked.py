@@ -123,9 +123,8 @@ def interpreter(having: str = "pytest, torch", python: str = sys.executable) -> 
             shutil.copy2(Path(python).with_name("snakemake"), folder)  # looked for beside the interpreter
         given = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
         command = [python, "-c", SERVER.format(having=having), str(folder), str(owner)]
-        process = subprocess.Popen(
-            command, env=given, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-        )
+        none, pipe = subprocess.DEVNULL, subprocess.PIPE
+        process = subprocess.Popen(command, env=given, cwd="/", stdin=none, stdout=pipe, start_new_session=True)
         assert process.stdout is not None
         with process.stdout as said:
             assert said.readline() == b"\n"
@@ -136,22 +135,9 @@ def interpreter(having: str = "pytest, torch", python: str = sys.executable) -> 
 
 
 def run(
-    *command: str,
-    cwd: Path,
-    env: Mapping[str, str],
-    python: str = sys.executable,
-    having: str = "pytest, torch",
+    *command: str, cwd: Path, env: Mapping[str, str], python: str = sys.executable, having: str = "pytest, torch"
 ) -> subprocess.CompletedProcess[str]:
     """Run a module or a file, with arguments, `having` these modules; its stdout has its stderr, too."""
-    start = () if command[0].endswith(".py") else ("-m",)
-    both, none = subprocess.STDOUT, subprocess.DEVNULL
-    return subprocess.run(
-        [interpreter(having, python), *start, *command],
-        cwd=cwd,
-        env=env,
-        check=False,
-        text=True,
-        stdin=none,
-        stdout=subprocess.PIPE,
-        stderr=both,
-    )
+    given = [interpreter(having, python), *(() if command[0].endswith(".py") else ("-m",)), *command]
+    none, both, pipe = subprocess.DEVNULL, subprocess.STDOUT, subprocess.PIPE
+    return subprocess.run(given, cwd=cwd, env=env, check=False, text=True, stdin=none, stdout=pipe, stderr=both)

@@ -9,6 +9,7 @@ import pytest
 from definitions import GOOD, PREAMBLE, rmsnorm, write
 from pipeline import Rows, Run, verdicts
 
+from traceproof.run.plan import PlanSelection
 from traceproof.sandbox import Limits
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,7 @@ HOSTILE: dict[str, tuple[str, tuple[str, str]]] = {
     ),
 }
 
+SELECTION = PlanSelection(sizes=("small",), cases=("small-0", "small-1", "edge-empty", "hidden-0"))
 LAZY = "\nclass Lazy(torch.Tensor):\n    pass\n"
 RIGHT_BESIDE = """
 class Right(torch.Tensor):
@@ -124,7 +126,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, R
     rows: dict[str, Rows] = {}
     for dataset, seconds in ((root, 300.0), (endless, 1.0)):
         limits = Limits(seconds=seconds, memory_bytes=1 << 30, output_bytes=1 << 16)
-        rows |= Run(dataset, tmp_path_factory.mktemp("results"), limits=limits).verify()
+        rows |= Run(dataset, tmp_path_factory.mktemp("results"), selection=SELECTION, limits=limits).verify()
     return rows
 
 
