@@ -75,6 +75,15 @@ def write_if_changed(path: Path, text: str) -> bool:
     return True
 
 
+def kept_json(path: Path) -> dict[str, Any]:
+    """The object in a file that this package wrote; {}: it is absent, or damaged, which has nothing to keep."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def sealed(body: str) -> str:
     """The text of a JSON object with its digest as first entry, which `unsealed` checks."""
     return f'{SEAL}{digest_bytes(body.encode())}",{body[1:]}\n'

@@ -4,7 +4,6 @@ A clone is made beside its target and replaces it once it is complete and checke
 checked out. A folder that holds a user's own work is never touched.
 """
 
-import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from traceproof.checkouts.gitrun import Git, GitError, Patience
 from traceproof.checkouts.packages import bring_package, package_digest
 from traceproof.checkouts.pins import ORIGINS, Pin, State, place_of, resolve
 from traceproof.errors import TraceproofError
-from traceproof.files import disk_errors, write_json
+from traceproof.files import disk_errors, kept_json, write_json
 from traceproof.programs import ProgressLine
 from traceproof.stacks import SourceOrigin
 
@@ -164,10 +163,7 @@ def _unchanged(target: Path, git: Git) -> str:
 
 def _expect_ours(target: Path, git: Git) -> None:
     """Refuse to replace a checkout with commits, branches or files that this program did not create."""
-    try:
-        noted = json.loads(_note(git).read_text(encoding="utf-8"))["commit"]
-    except (OSError, ValueError, KeyError, TypeError):
-        noted = None
+    noted = kept_json(_note(git)).get("commit")
     foreign = [] if noted == git.commit("HEAD") else ["it stands on a commit that traceproof did not check out"]
     foreign += git.local("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
     untracked = git.local("ls-files", "--others", "--exclude-standard", "--exclude=__pycache__/", "-z")
@@ -259,10 +255,7 @@ def clone_all(
 def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str, Any]:
     """Update `<target_dir>/repos_config.json`; returns its content. Raises TraceproofError: the disk is full."""
     path = target_dir / CONFIG
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))["repositories"]
-    except (OSError, ValueError, KeyError, TypeError):
-        before = {}  # an unreadable file has nothing to keep
+    before = kept_json(path).get("repositories")
     others = before if isinstance(before, dict) else {}
     value = {"target_dir": str(target_dir), "repositories": dict(sorted((others | dict(repositories)).items()))}
     write_json(path, value)

@@ -13,6 +13,7 @@ from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import NAME, read_lock
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.files import kept_json
 
 # folders that are never part of a repository's own code
 IGNORED = frozenset({".git", "__pycache__", ".venv", ".venvs", ".tox", ".nox", "node_modules", ".snakemake"})
@@ -171,9 +172,5 @@ def source_state(stack: str, source: str, *, root: Path, cloned: Path) -> str:
     folder = root / source_folder(stack, source)
     if source != LOCKED:
         return scan(folder)
-    try:
-        before = json.loads(cloned.read_text(encoding="utf-8"))["scans"][stack]
-    except (OSError, ValueError, KeyError):
-        return "as cloned"
-    now = scan(folder)
-    return "as cloned" if now == before else now
+    before, now = kept_json(cloned).get("scans", {}).get(stack), scan(folder)
+    return "as cloned" if before in {None, now} else now

@@ -1,6 +1,5 @@
 """Commands on finished runs: `traceproof show`, `diff`, `site` and `clean`."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -15,7 +14,7 @@ from traceproof.cli import options, run
 from traceproof.dataset.fetch import folder_of
 from traceproof.dataset.tree import is_dataset, read_tree, why
 from traceproof.errors import TraceproofError
-from traceproof.files import write_text
+from traceproof.files import kept_json, write_text
 from traceproof.programs import telling
 from traceproof.reasons import Verdict
 from traceproof.run.cache import FILE, Cache, key_of_file
@@ -87,11 +86,8 @@ def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
             continue
         # A run that found everything finished writes only this log.
         ended = [path.stat().st_mtime for path in (file, folder / "logs" / "verify_all.log") if path.exists()]
-        try:
-            plan = json.loads((folder / "cases" / f"{rows[0].op_type}.json").read_text(encoding="utf-8"))
-            dataset = str(plan["dataset"])
-        except (OSError, ValueError, KeyError):
-            dataset = "a dataset that is not recorded"
+        plan = kept_json(folder / "cases" / f"{rows[0].op_type}.json")
+        dataset = str(plan.get("dataset", "a dataset that is not recorded"))
         yield RunOfDefinition(folder, dataset, max(ended), rows)
 
 

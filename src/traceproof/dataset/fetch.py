@@ -4,7 +4,6 @@ A fetched dataset is a folder `<root>/<slug>/`, moved there in one rename once i
 existing one is complete, and the network is not used for it again.
 """
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from traceproof.checkouts.pins import Commit, PackageName, Sha256, Url, Version
 from traceproof.dataset.tree import is_dataset
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.files import disk_errors, write_json
+from traceproof.files import disk_errors, kept_json, write_json
 from traceproof.programs import telling
 
 CLOSED = ConfigDict(extra="forbid", frozen=True)
@@ -178,11 +177,8 @@ def _from_git(source: GitSource, scratch: Path) -> Path:
 
 def untouched(folder: Path) -> bool:
     """Whether a fetched dataset is unchanged since, or was not fetched."""
-    try:
-        fetched = json.loads((folder / FETCHED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return True
-    return bool(fetched["scan"] == scan_digest(folder))
+    fetched = kept_json(folder / FETCHED)
+    return not fetched or fetched.get("scan") == scan_digest(folder)
 
 
 def scan_digest(folder: Path) -> str:

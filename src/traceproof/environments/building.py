@@ -26,7 +26,7 @@ from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit
 from traceproof.errors import TraceproofError
-from traceproof.files import sealed, write_json, write_text
+from traceproof.files import kept_json, sealed, write_json, write_text
 from traceproof.ops import registry as ops
 from traceproof.programs import telling, without_secrets
 from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, UNHASHED, truths_of
@@ -153,11 +153,7 @@ def _install(environment: str, root: Path) -> None:
 
 def built(environment: str, *, root: Path) -> bool:
     """Whether .venvs/<environment> is complete and built from the present pins."""
-    try:
-        found = json.loads((root / FOLDER / environment / WHOLE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("pins") == _pins(root, environment)
+    return bool(kept_json(root / FOLDER / environment / WHOLE).get("pins") == _pins(root, environment))
 
 
 def _pins(root: Path, environment: str) -> str:

@@ -25,7 +25,7 @@ from traceproof.dataset.tree import (
     why,
 )
 from traceproof.errors import TraceproofError
-from traceproof.files import NotPlainError, disk_errors, own_folder, write_json, write_text
+from traceproof.files import NotPlainError, disk_errors, kept_json, own_folder, write_json, write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.programs import without_secrets
 from traceproof.publish import verified
@@ -566,10 +566,7 @@ def provenance(root: Path, dataset: Dataset) -> dict[str, str]:
         commit = Git(root).local("describe", "--always", "--dirty", "--abbrev=40", "--match=").strip()
     except GitError:
         commit = ""
-    try:
-        pins = json.loads((root / "sources.lock").read_text(encoding="utf-8"))["sources"]
-    except (OSError, ValueError, KeyError):
-        pins = {}
+    pins = kept_json(root / "sources.lock").get("sources", {})
     pinned = {name: str(pin.get("commit") or pin.get("version") or "") for name, pin in sorted(pins.items())}
     return {
         "dataset": origin_of(dataset),
