@@ -283,7 +283,7 @@ def ones(value: torch.Tensor) -> torch.Tensor:
 
 
 MUTANTS = (
-    Mutant("one scale per row", scales=lambda scales: scales.amax(-1, keepdim=True).expand(scales.shape)),
+    Mutant("one scale per row", scales=lambda scales: scales.sort(-1).values[..., -1:].expand(scales.shape)),
     Mutant("scale without a sign's absolute value", peaks=lambda blocks: blocks.amax(-1).abs()),
     Mutant("scale of the mean", peaks=lambda blocks: blocks.abs().mean(-1)),
     Mutant("scale of half a block", peaks=lambda blocks: peak(blocks[..., : blocks.shape[-1] // 2])),
