@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import subprocess
 import sys
@@ -126,6 +127,26 @@ def test_a_function_may_write_to_outputs_and_what_it_leaves_unwritten_shows() ->
 
     assert traceproof.check(writes, "rmsnorm", hidden_size=96)
     assert "nan" in {str(row.reason) for row in traceproof.check(leaves, "rmsnorm", hidden_size=96).failures}
+
+
+def test_a_decorator_may_give_a_function_more_arguments() -> None:
+    def with_room(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(function)
+        def called(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return function(torch.empty(4), x, weight)
+
+        return called
+
+    @with_room
+    def in_room(room: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return norm(x, weight, len(room) * 2.5e-7)
+
+    @torch.no_grad()
+    def writes(x: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> None:
+        output.copy_(norm(x, weight))
+
+    for function in (in_room, writes):
+        assert traceproof.check(function, "rmsnorm", hidden_size=96, cases=["small-0"], device="cpu")
 
 
 def test_an_output_whose_size_no_input_has_may_be_written_to() -> None:
@@ -668,6 +689,16 @@ def test_it_imports_nothing_where_no_test_has_the_mark(tmp_path: Path) -> None:
     text = f"import sys\n\n\ndef test_nothing():\n    assert not {names} & sys.modules.keys()\n"
     (tmp_path / "test_other.py").write_text(text, encoding="utf-8")
     assert "1 passed" in ran(tmp_path, python=sys.executable)
+
+
+def test_a_marked_test_that_takes_no_case_is_told(tmp_path: Path) -> None:
+    mark = 'import pytest\n\n\n@pytest.mark.traceproof("rmsnorm", hidden_size=96, cases=["small-0"])\n'
+    judged = "class TestNorm:\n    def test_one(self, case):\n        assert case.axes\n\n"
+    judged += "    def test_two(self):\n        pass\n"
+    (tmp_path / "test_mine.py").write_text(mark + judged, encoding="utf-8")
+    assert "2 passed" in ran(tmp_path)
+    (tmp_path / "test_mine.py").write_text(f"{mark}def test_three():\n    pass\n", encoding="utf-8")
+    assert "test_mine.py::test_three, @pytest.mark.traceproof: it takes no `case`" in ran(tmp_path)
 
 
 @pytest.mark.parametrize(

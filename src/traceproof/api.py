@@ -294,7 +294,9 @@ class CalledHere(Implementation):
         self.takes_outputs = False
         inputs, outputs = len(definition.inputs), len(definition.outputs)
         try:
-            signature = inspect.signature(function)
+            signature = inspect.signature(function, follow_wrapped=False)
+            if any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values()):
+                signature = inspect.signature(function)  # of what a decorator hands all arguments to
         except (TypeError, ValueError):  # it has no signature, as with some builtins
             return
         if not _takes(signature, inputs):

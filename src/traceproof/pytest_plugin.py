@@ -31,6 +31,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise a marked test with its cases, in the order of its marks."""
     marks = list(metafunc.definition.iter_markers(MARK))
     if not marks or "case" not in metafunc.fixturenames:
+        own = [mark for mark in metafunc.definition.own_markers if mark.name == MARK]
+        if own:  # a class's mark is for those of its tests that take a case
+            what = f"{metafunc.definition.nodeid}, @pytest.mark.{MARK}: it takes no `case`, and judges nothing"
+            raise pytest.fail.Exception(what, pytrace=False)
         return
     from traceproof.api import IsolatedCases, cases
     from traceproof.errors import TraceproofError
