@@ -50,8 +50,8 @@ T = TypeVar("T")
 
 
 def _calls(text: str) -> dict[str, Numbers]:
-    """Of `name x86_64 aarch64, ...` the numbers by name; `-` where the processor has no such call."""
-    calls = (call.split() for call in text.split(","))
+    """Of `name x86_64 aarch64, ...` the numbers by name; `-` where the processor has no such call. # is a remark."""
+    calls = (call.split() for call in re.sub(r"#.*", "", text).split(","))
     return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
 
 
@@ -153,9 +153,7 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
-ON_FILES = (
-    EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-)  # rights that a file can have, not a folder alone
+ON_FILES = EXECUTE | TRUNCATE | DEVICE  # rights that a file can have, not a folder alone
 RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # from this version on so many rights
 NET_BY_VERSION = (4, 0b11)  # bind and connect of TCP
 SCOPE_BY_VERSION = (6, 0b11)  # abstract Unix sockets and signals only among the restricted
@@ -204,35 +202,26 @@ AF_UNIX = 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
 FIOSETOWN, SIOCSPGRP, F_SETOWN, F_SETOWN_EX = 0x8901, 0x8902, 8, 15  # whom a file's events send a signal
 
-REFUSED = {
+REFUSED = _calls("""
     # other processes' memory, descriptors and registers
-    **_calls(
-        "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, "
-        "kcmp 312 272, pidfd_getfd 438 438"
-    ),
+    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, kcmp 312 272,
+    pidfd_getfd 438 438,
     # namespaces and mounts: the layers themselves
-    **_calls(
-        "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
-        "open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, "
-        "fspick 433 433, mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265"
-    ),
+    unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51,
+    open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433,
+    mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265,
     # parts of the kernel with a long history of holes and no use here; io_uring also opens sockets unseen
-    **_calls(
-        "bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, "
-        "io_uring_enter 426 426, io_uring_register 427 427, add_key 248 217, request_key 249 218, "
-        "keyctl 250 219, fanotify_init 300 262, lookup_dcookie 212 18, personality 135 92"
-    ),
+    bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426,
+    io_uring_register 427 427, add_key 248 217, request_key 249 218, keyctl 250 219, fanotify_init 300 262,
+    lookup_dcookie 212 18, personality 135 92,
     # memory that is counted for no process
-    **_calls("shmget 29 194, msgget 68 186, semget 64 190, memfd_secret 447 447, landlock_create_ruleset 444 444"),
+    shmget 29 194, msgget 68 186, semget 64 190, memfd_secret 447 447, landlock_create_ruleset 444 444,
     # the machine
-    **_calls(
-        "kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, "
-        "delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, "
-        "quotactl 179 60, syslog 103 116, sethostname 170 161, setdomainname 171 162, "
-        "settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, "
-        "ioperm 173 -, modify_ldt 154 -"
-    ),
-}
+    kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, delete_module 176 106,
+    reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60, syslog 103 116,
+    sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112,
+    clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, ioperm 173 -, modify_ldt 154 -
+""")
 # Calls that change a process, by the argument that names it: 0 is the caller itself.
 ON_PROCESSES = {
     0: _calls(  # of setpriority: whether the next one names a process
@@ -272,37 +261,28 @@ class FilterProgram:
         if machine == X86_64:
             self.code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | ENOSYS)]
 
-    def refuse(self, numbers: Numbers, error: int = EPERM) -> None:
-        """Refuse a call, whatever its arguments."""
-        number = numbers[self._column]
-        if number is not None:
-            self.code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
-
-    def refuse_argument(
-        self, numbers: Numbers, argument: int, *values: int, bits: int = 0xFFFFFFFF, when: bool = True
+    def refuse(
+        self, call: Numbers, argument: int = 0, *values: int, bits: int = ~0, when: bool = True, error: int = EPERM
     ) -> None:
-        """Refuse a call if it is `when` that `bits` of an argument's low word are one of the values."""
-        number = numbers[self._column]
+        """Refuse a call; with values, if it is `when` that `bits` of the argument's low word are one of them."""
+        number = call[self._column]
         if number is None:
             return
         for value in values:
             self.code += [
                 (JUMP_EQUAL, 0, 5, number),
                 (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # both processors are little-endian: the low word
-                (AND, 0, 0, bits),
+                (AND, 0, 0, bits & 0xFFFFFFFF),
                 (JUMP_EQUAL, 0, 1, value) if when else (JUMP_EQUAL, 1, 0, value),
-                (RETURN, 0, 0, ERRNO | EPERM),
+                (RETURN, 0, 0, ERRNO | error),
                 (LOAD, 0, 0, NUMBER_AT),
             ]
+        if not values:
+            self.code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
 
 
 def filter_program(
-    machine: str,
-    *,
-    processes: bool,
-    only_signal: int | None,
-    gpu: bool = False,
-    beside: Iterable[Numbers] = (),
+    machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False, beside: Iterable[Numbers] = ()
 ) -> bytes:
     """The seccomp filter for a machine (x86_64 or aarch64), as bytes.
 
@@ -313,28 +293,30 @@ def filter_program(
     built = FilterProgram(machine)
     if not gpu:  # what is written there and unmapped, or sent and not received, counts for no process
         beside = (*beside, MEMFD_CREATE, SENDMSG, SENDMMSG)
-        built.refuse_argument(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
+        built.refuse(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
     for numbers in (*REFUSED.values(), *beside):
         built.refuse(numbers)
     for argument, calls in ON_PROCESSES.items():
         for numbers in calls.values():
-            built.refuse_argument(numbers, argument, 0, when=False)
-    built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone
-    built.refuse_argument(CLONE, 0, 0, bits=CLONE_NEW, when=False)
+            built.refuse(numbers, argument, 0, when=False)
+    built.refuse(
+        CLONE3, error=ENOSYS
+    )  # its flags lie in memory, out of a filter's sight; libc falls back to clone
+    built.refuse(CLONE, 0, 0, bits=CLONE_NEW, when=False)
     # threads with open files of their own, which a guard does not see
-    built.refuse_argument(CLONE, 0, CLONE_THREAD, bits=CLONE_THREAD | CLONE_FILES)
+    built.refuse(CLONE, 0, CLONE_THREAD, bits=CLONE_THREAD | CLONE_FILES)
     if not processes:
-        built.refuse_argument(CLONE, 0, 0, bits=CLONE_THREAD)
+        built.refuse(CLONE, 0, 0, bits=CLONE_THREAD)
         built.refuse(FORK)
         built.refuse(VFORK)
-    built.refuse_argument(SOCKET, 0, AF_UNIX, when=False)
-    built.refuse_argument(SETSOCKOPT, 2, SO_SNDBUF)  # what a guard takes each to hold
-    built.refuse_argument(IOCTL, 1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)
-    built.refuse_argument(FCNTL, 1, F_SETOWN, F_SETOWN_EX)
-    built.refuse_argument(PRCTL, 0, PR_SET_PDEATHSIG, PR_SET_DUMPABLE)
+    built.refuse(SOCKET, 0, AF_UNIX, when=False)
+    built.refuse(SETSOCKOPT, 2, SO_SNDBUF)  # what a guard takes each to hold
+    built.refuse(IOCTL, 1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)
+    built.refuse(FCNTL, 1, F_SETOWN, F_SETOWN_EX)
+    built.refuse(PRCTL, 0, PR_SET_PDEATHSIG, PR_SET_DUMPABLE)
     if only_signal is not None:
         for call in (KILL_CALL, TGKILL, SIGQUEUE, TGSIGQUEUE):
-            built.refuse_argument(call, 0, only_signal, when=False)
+            built.refuse(call, 0, only_signal, when=False)
         built.refuse(TKILL)
         built.refuse(PIDFD_SIGNAL)
     return b"".join(struct.pack("=HBBI", *line) for line in [*built.code, (RETURN, 0, 0, ALLOW)])
@@ -410,13 +392,10 @@ def removed_bytes(pid: int, folder: str) -> int:
     """Bytes on disk of a folder's removed files that a process has open. Raises OSError: it has others mapped."""
     opened: dict[int, int] = {}
     for file, path in _open_files(pid):
-        with contextlib.suppress(FileNotFoundError):
-            status = os.stat(file)  # noqa: PTH116
-            opened |= (
-                {status.st_ino: 0 if status.st_nlink else status.st_blocks * 512}
-                if path.startswith(folder)
-                else {}
-            )
+        if path.startswith(folder):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(file)  # noqa: PTH116
+                opened[status.st_ino] = 0 if status.st_nlink else status.st_blocks * 512
     lines = _found(pid, lambda of: Path(f"{of}/maps").read_bytes().splitlines())
     mapped = (line.split(maxsplit=5) for line in lines if line.endswith(b" (deleted)"))
     inodes = {int(inode) for *_, inode, path in mapped if os.fsdecode(path).startswith(folder)}
