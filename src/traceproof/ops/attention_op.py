@@ -239,6 +239,8 @@ def unfit(definition: Definition) -> str | None:
     return None
 
 
+# Numbers that an input needs beside it.
+BESIDE = {"q_fp4": ("q_global_scale", "k_global_scale"), "causal_seqlens_kv_global": ("cp_world", "cp_rank")}
 # Size of the second axis, by the number of axes.
 PLANES = {"qkv": {4: 3}, "kv_cache": {4: 1, 5: 2}, "paged_kv_cache": {4: 1, 5: 2}}
 
@@ -268,6 +270,9 @@ def unfit_sizes(definition: Definition) -> Iterator[str]:
         shape = inputs[name].shape or ()
         if (planes := sizes.get(shape[1])) != PLANES[name].get(len(shape), planes):
             yield f"{name} has {planes} planes"
+    for name, numbers in BESIDE.items():
+        if name in inputs and (lacking := sorted({*numbers} - inputs.keys())):
+            yield f"nobody states {', '.join(lacking)}"
     blocks = {"q_block_size", "kv_block_size"}
     if one_of(calls.BLOCKED, inputs) is not None and not blocks <= inputs.keys() | sizes.keys():
         yield "nobody states how many queries and keys a block has"

@@ -258,7 +258,7 @@ class Delta(Sequences):
             yield from (case(f"{size}-{at}", lengths) for at, lengths in enumerate(LENGTHS[size]))
         if is_prefill(definition.inputs):
             yield case("edge-empty-sequence", (0, 3, 0, 1, 2))
-        if definition.inputs["initial_state"].optional:
+        if "initial_state" in definition.inputs and definition.inputs["initial_state"].optional:
             yield case("edge-no-state", (3, 7), no_state=True)
         for kind, lengths in (("slow", (9, 40)), ("repeated", (40, 9)), ("tiny", (9, 40)), ("outlier", (40, 9))):
             yield case(f"adversarial-{kind}", lengths, kind=kind)
@@ -284,7 +284,8 @@ class Delta(Sequences):
         if "num_householder" in values:
             values["num_householder"] = definition.const_axes.get("num_householder", 1)
         kept = {"output_final_state", "scale", "beta", *"gw"}
-        if "no_state" not in case.params and inputs["initial_state"].dtype in TORCH_DTYPES:
+        kept |= {name for name, (_, optional) in self.form(definition).inputs.items() if not optional}
+        if "no_state" not in case.params and values.get("initial_state") is not None:
             kept.add("initial_state")
         return {name: x if name in kept or not inputs[name].optional else None for name, x in values.items()}
 

@@ -579,6 +579,7 @@ FP4_RMS = 3.2  # of uniform e2m1 codes with one 6 among 16
 GATE_RMS = 1.5  # of silu's argument: far enough from 0 and from its straight part
 ACTIVE_RMS = 1.2  # of silu(gate) * up where both have GATE_RMS
 INNER = "inner-boundaries"  # drawing instruction: one channel of an expert, at an end of loops, is not 0
+PLAN = ("topk_ids", "topk_weights", "sorted_token_ids", "expert_ids", "num_tokens_post_padded")  # choose experts
 QUANT_MODES = {None: "w4a16", Scaling.NVFP4: "w4a4", Scaling.MXFP8: "w4a8"}
 FP8_TYPES = {Scaling.FP8_BLOCK: 1, Scaling.MXFP8: 2}  # FlashInfer's Fp8QuantizationType
 BIASED, LIMITED = "biased", "limited"  # values of the drawing instruction `extreme`: large biases, or low limits
@@ -949,12 +950,14 @@ class Experts(Op):
         }
         # Optional inputs are None but logits, tokens' scales and, with 2, 6, ... tokens, activation numbers.
         needed = {"routing_logits"} if mixture.tokens is None else {"routing_logits", "hidden_states_scale"}
+        needed |= {*GEMM1, *GEMM2} if mixture.scaling in CODES else {GEMM1[0], GEMM2[0]}
+        needed |= {"hidden_states", *(PLAN if mixture.routing.by_input else ())}
         if self.rows_of(definition, case) % 4 == 2:
             needed |= {*TAKEN.get(mixture.activation, ())}
         for name, spec in definition.inputs.items():
             if spec.shape is None:
                 values[name] = numbers.get(name, values[name])
-            if spec.optional and ROLES.get(name, name) not in needed:
+            if spec.optional and ROLES.get(name, name).removesuffix("_1") not in needed:
                 values[name] = None
         if "quant_mode" in values:  # its default does not fit all dtypes
             values["quant_mode"] = QUANT_MODES[mixture.tokens]  # type: ignore[assignment]

@@ -154,7 +154,8 @@ class GatedDeltaRule(delta.Sequences):
         shapes, dtypes = specified(definition, case, with_dtype)
         normal = shapes.keys() & {*"qkvab", *WINDOWS, source, BUFFER}
         normal -= {source} if params.get("no_state") else set()
-        normal -= set() if params.get("buffer") else {BUFFER}
+        if BUFFER in normal and definition.inputs[BUFFER].optional and not params.get("buffer"):
+            normal -= {BUFFER}
         small = {"v", source} if kind == "tiny" else set()
         drawn = {name: draw.normal(name, shapes[name], scale=1e-3 if name in small else 1.0) for name in normal}
         for name, (low, high) in RANGES.items():
@@ -275,6 +276,11 @@ GDN = GatedDeltaRule(
     staged=True,
     where=delta.HEADS,
     least_outputs=2,
+    requires=lambda definition: (
+        None
+        if any(name.endswith("_state") for name in definition.outputs)
+        else f"outputs are {list(definition.outputs)}"
+    ),
     sizes=dict.fromkeys("nspi", ()),  # set by the cases
     independent_rows=False,
     # No decay, rates of 1, one-hot keys and small whole numbers: chunks in bfloat16 are exact as well.

@@ -605,8 +605,14 @@ MHC = (
 )
 MHC_PRE = Op(
     "mhc_pre_big_fuse",
-    Form("dot_mix[n m] sqrsum[n] " + MHC.format(" k"), premixed),
-    Form("dot_mix[n m] " + MHC.format(""), premixed),
+    *(
+        Form(
+            f"dot_mix[n m] {squares} {MHC.format(count)}",
+            premixed,
+            constants=("rms_eps", "mhc_pre_eps", "mhc_sinkhorn_eps", "mhc_post_mult_value", "sinkhorn_repeat"),
+        )
+        for squares, count in (("sqrsum[n]", " k"), ("", ""))
+    ),
     family="layout",
     sizes={"o": lambda _: 1},
     where="m == 2 * c + c * c; s == 3",

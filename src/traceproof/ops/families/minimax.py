@@ -96,6 +96,7 @@ PRE_ATTENTION = PreAttention(
         " k_norm_weight[d] rope_cos_sin[s z] rope_positions[m]? workspace[m n]? out[u m a c d]? ulysses_degree"
         " eps? qk_eps? -> out_out[u m a c d]",
         pre_attention,
+        constants=("eps",),
     ),
     family="minimax",
     independent_rows=False,
@@ -174,7 +175,8 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
             "s": lambda at: swizzled_size(at["m"] * at["a"] * at["c"], at["d"] // scheme.width),
         },
         where=f"d % {scheme.width} == 0; h == u * a; c == {KINDS}",
-        requires=lambda one: None if dim(one, "out_q_out", 0) else "nobody states how many ranks there are",
+        least_outputs=2,
+        requires=lambda one: None if dim(one, next(iter(one.outputs)), 0) else "nobody states the ranks",
         independent_rows=False,
         coupled=True,
         draws={"out_global_scale": blockscaled.between(200.0, 400.0)},

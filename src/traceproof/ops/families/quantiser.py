@@ -76,6 +76,7 @@ def quantiser(op_type: str, largest: float, codes: Comparison, *, to_code: Part,
     return Op(
         op_type,
         Form("x[n h] -> q[n h] scale[n g]", quantise),
+        least_outputs=2,
         family="quantisation",
         where="h % g == 0",
         gates={"q": codes, "scale": Close()},

@@ -134,6 +134,8 @@ def routing_of(definition: Definition) -> Routing:
         top_k = const.get(shapes["topk_weights"][1], -1)
         routing = Routing(method=Method.PLANNED, top_k=top_k, experts=local, **held)
     elif "topk_ids" in inputs and not ("routing_logits" in inputs and inputs["topk_ids"].optional):
+        if "routing_logits" in inputs and not inputs["routing_logits"].optional:
+            raise Unsupported("both routing_logits and topk_ids choose experts")
         packed = definition.constants.get("topk_ids") == "packed"
         method = Method.WEIGHTED if "topk_weights" in inputs else Method.PACKED if packed else Method.UNIFORM
         top_k, experts = const.get(shapes["topk_ids"][1], FEW), const.get("num_experts", local)
@@ -1090,6 +1092,7 @@ MOE_ROUTING = Op(
     "moe_routing",
     Form("router_logits[n e] -> topk_weights[n k] topk_ids[n k]", route, constants=("renormalize",)),
     family="routing",
+    least_outputs=2,
     unusual={},  # a row's logits differ by little, and the order of equal ones is open
     rules=(
         Rule(

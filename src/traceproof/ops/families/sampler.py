@@ -639,7 +639,7 @@ MUTANTS = (
 
 def tempered(wide: Wide, *, power: float = 1.0) -> Tensors:
     """Softmax of logits [n v] over the temperature; mutants take a `power` of it."""
-    return {"output": torch.softmax(wide["logits"] / wide.number("temperature") ** power, -1)}
+    return {"output": torch.softmax(wide["logits"] / wide.number("temperature", 1.0) ** power, -1)}
 
 
 def masked_logits(wide: Wide) -> Tensors:
@@ -774,6 +774,9 @@ WINDOWS = Op(
     ),
     sizes={"m": (40, 9, 65, 17), "b": (3, 1, 5), "w": lambda at: at["m"] + 3},
     roomy="w",
+    requires=lambda definition: (
+        None if {"offsets", "row_to_batch"} & definition.inputs.keys() else "nobody states which table a row has"
+    ),
     scalars={**dict.fromkeys(FLAGS, 0), "page_size": 4, "k": 8},
     unread=dict.fromkeys(FLAGS, "of equal scores either is right"),
     sizes_in_numbers=("k", "page_size"),

@@ -633,8 +633,9 @@ PAGED_MQA_LOGITS = Op(
     family="dsa",
     where=f"y == 1; g == 1; w == d + {SCALE_BYTES}",
     requires=lambda definition: (
-        f"fp4 queries of {width} bytes, and four scales"
-        if "q_sf" in definition.inputs and (width := dim(definition, "q", -1)) != 64
+        f"fp4 queries of {width} bytes, and scales in {scales.dtype}"
+        if (scales := definition.inputs.get("q_sf"))
+        and ((width := dim(definition, "q", -1)) != 64 or scales.dtype.bits != 32)
         else None
     ),
     independent_rows=False,

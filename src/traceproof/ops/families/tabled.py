@@ -19,7 +19,7 @@ from traceproof.ops.adapter import SM75, SM80, Api, Module, Outputs, dim
 from traceproof.ops.attention import BLOCKED, KV_ENDS, MSA_BLOCK, QUERIES, Spans, attention, one_of, operands_of
 from traceproof.ops.attention_inputs import Planned
 from traceproof.ops.attention_op import MUTANTS, Attention
-from traceproof.ops.base import Given, Tensors, Values, tensor
+from traceproof.ops.base import Given, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.families.attention import SOFTMAX, by_sdpa_alone, by_softmax
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, unpack, unswizzle
@@ -78,7 +78,7 @@ class Peaks(Attention):
         values = super().inputs(definition, case, draw)
         for name in values.keys() & {"q_fp4", "k_fp4", "q_scale", "k_scale"}:
             low, high = (0, 256) if name.endswith("fp4") else (0x30, 0x41)
-            shape = tensor(values, name).shape
+            shape = definition.shape_of(definition.inputs[name], case.axes) or ()
             values[name] = draw.integers(name, shape, torch.int32, low=low, high=high).to(torch.uint8)
         return values
 
