@@ -30,7 +30,7 @@ USES: list[tuple[str, str]] = [
     ("judge {tmp}/solution.py --demand nothing", "--demand nothing: properties are determinism"),
     ("add-reference-tests --all --tolerance nan", "--tolerance nan: expected a finite number from 0"),
     ("diff {tmp}/number.json {tmp}/number.json", "holds no kept verdicts"),
-    ("check-certificate {tmp}/number.json", "there is no {tmp}/number.json.sig A certificate is signed when"),
+    ("check-certificate {tmp}/number.json", "'{tmp}/number.json.sig' A certificate is signed when it is written"),
     ("add-new-model --model-name deepseek-v3 --models-ts {tmp}/models.ts", "does not exist"),
     ("judge {tmp}/file", "expected a file that ends with"),
     ("tactics --truth flashinfr", "known: flashinfer, sglang, fla, torch"),

@@ -536,8 +536,7 @@ def _checked(  # noqa: PLR0913 - of two callers
 ) -> Report:
     """A function's report in planned cases; with gradients if they are demanded or no row is bad."""
     definition, demanded = entry.parsed, bool(gradients)
-    gradients = gradients if isinstance(gradients, bool) else _texts(gradients)
-    of_inputs = () if isinstance(gradients, bool) else gradients
+    of_inputs = () if isinstance(gradients, bool) else _texts(gradients)
     unknown = [name for name in of_inputs if name not in definition.inputs]
     if unknown:
         inputs = ", ".join(definition.inputs)
@@ -551,7 +550,7 @@ def _checked(  # noqa: PLR0913 - of two callers
             call = partial(called.run, definition)
             for case in cases_with_gradients(entry.cases, demanded=demanded):
                 of_gradients += gradient_rows(
-                    call, entry, case, name=called.name, device=engine.device, demanded=gradients
+                    call, entry, case, name=called.name, device=engine.device, demanded=of_inputs or demanded
                 )
     return Report(called.name, definition, tuple(rows), repeat, tuple(of_gradients), demanded)
 

@@ -226,10 +226,9 @@ def with_open_places(
 
     Not so of a `reference`, which sorts ties as its shadow does. `nan`: where NaN is expected, FREE.
     """
-    value, other = entries.get(""), entries.get(OTHER_TIES)
     if reference:
         return {what: entry for what, entry in entries.items() if what != OTHER_TIES}
-    found = dict(entries)
+    found, value, other = dict(entries), entries.get(""), entries.get(OTHER_TIES)
     if value is not None and nan:
         found[FREE] = value.isnan()
     if value is not None and other is not None and other.shape == value.shape:

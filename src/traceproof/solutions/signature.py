@@ -43,10 +43,6 @@ def check(certificate: Path, key: Path | None) -> str:
     Raises TraceproofError: it is not signed, was changed since, or is signed by another key.
     """
     place = certificate.with_name(certificate.name + SUFFIX)
-    missing = [str(path) for path in (certificate, place) if not path.is_file()]
-    if missing:
-        todo = "A certificate is signed when it is written: traceproof judge ... --sign KEY.pem"
-        raise TraceproofError(f"{certificate} has no signature: there is no {', no '.join(missing)}", todo=todo)
     try:
         said = json.loads(read_bytes(place, most=MIB))
         public = base64.b64decode(said["public_key"], validate=True)
@@ -57,7 +53,8 @@ def check(certificate: Path, key: Path | None) -> str:
     except InvalidSignature:
         raise TraceproofError(f"{certificate} is not what was signed") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise TraceproofError(f"{certificate} has no signature that can be read: {error}") from None
+        todo = "A certificate is signed when it is written: traceproof judge ... --sign KEY.pem"
+        raise TraceproofError(f"{certificate} has no signature that can be read: {error}", todo=todo) from None
     if said != written:  # another encoding of the same bytes: base64's last letter has unused bits
         raise TraceproofError(f"{place} is not as it was written")
     if key is not None:
