@@ -1073,6 +1073,12 @@ MOE = Experts(
     synonyms=routing.SYNONYMS,
     slow=True,
     rules=routing.COUNTS,
+    requires=lambda definition: (
+        "nobody states activation_type"
+        if (kind := definition.inputs.get("activation_type"))
+        and not (kind.optional or "activation_type" in definition.const_axes)
+        else None
+    ),
     draws={
         "hidden_states gemm1_weights gemm1_weights_1 gemm2_weights gemm2_weights_1": drawn_data,
         f"{SCALES} hidden_states_scale {UP_SCALE} {GATE_SCALE} {DOWN_SCALE}": drawn_scale,
