@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def _calls(text: str) -> dict[str, Numbers]:
-    """Of `name x86_64 aarch64, ...` the numbers by name; `-` where the processor has no such call. # is a remark."""
+    """Of `name x86_64 aarch64, ...` numbers by name; `-` where a processor has no such call; # is a remark."""
     calls = (call.split() for call in re.sub(r"#.*", "", text).split(","))
     return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
 
