@@ -50,8 +50,8 @@ T = TypeVar("T")
 
 
 def _calls(text: str) -> dict[str, Numbers]:
-    """Of `name x86_64 aarch64, ...` numbers by name; `-` where a processor has no such call; # is a remark."""
-    calls = (call.split() for call in re.sub(r"#.*", "", text).split(","))
+    """Of `name x86_64 aarch64, ...` numbers by name; `-` where a processor has no such call."""
+    calls = (call.split() for call in text.split(","))
     return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
 
 
@@ -202,26 +202,26 @@ AF_UNIX = 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
 FIOSETOWN, SIOCSPGRP, F_SETOWN, F_SETOWN_EX = 0x8901, 0x8902, 8, 15  # whom a file's events send a signal
 
-REFUSED = _calls("""
+REFUSED = _calls(
     # other processes' memory, descriptors and registers
-    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, kcmp 312 272,
-    pidfd_getfd 438 438,
+    "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, kcmp 312 272, "
+    "pidfd_getfd 438 438, "
     # namespaces and mounts: the layers themselves
-    unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51,
-    open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433,
-    mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265,
+    "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
+    "open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, "
+    "mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265, "
     # parts of the kernel with a long history of holes and no use here; io_uring also opens sockets unseen
-    bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426,
-    io_uring_register 427 427, add_key 248 217, request_key 249 218, keyctl 250 219, fanotify_init 300 262,
-    lookup_dcookie 212 18, personality 135 92,
+    "bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, "
+    "io_uring_register 427 427, add_key 248 217, request_key 249 218, keyctl 250 219, fanotify_init 300 262, "
+    "lookup_dcookie 212 18, personality 135 92, "
     # memory that is counted for no process
-    shmget 29 194, msgget 68 186, semget 64 190, memfd_secret 447 447, landlock_create_ruleset 444 444,
+    "shmget 29 194, msgget 68 186, semget 64 190, memfd_secret 447 447, landlock_create_ruleset 444 444, "
     # the machine
-    kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, delete_module 176 106,
-    reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60, syslog 103 116,
-    sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112,
-    clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, ioperm 173 -, modify_ldt 154 -
-""")
+    "kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, delete_module 176 106, "
+    "reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60, syslog 103 116, "
+    "sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, "
+    "clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, ioperm 173 -, modify_ldt 154 -"
+)
 # Calls that change a process, by the argument that names it: 0 is the caller itself.
 ON_PROCESSES = {
     0: _calls(  # of setpriority: whether the next one names a process
@@ -299,9 +299,7 @@ def filter_program(
     for argument, calls in ON_PROCESSES.items():
         for numbers in calls.values():
             built.refuse(numbers, argument, 0, when=False)
-    built.refuse(
-        CLONE3, error=ENOSYS
-    )  # its flags lie in memory, out of a filter's sight; libc falls back to clone
+    built.refuse(CLONE3, error=ENOSYS)  # its flags lie in memory, out of sight; libc falls back to clone
     built.refuse(CLONE, 0, 0, bits=CLONE_NEW, when=False)
     # threads with open files of their own, which a guard does not see
     built.refuse(CLONE, 0, CLONE_THREAD, bits=CLONE_THREAD | CLONE_FILES)
