@@ -31,7 +31,8 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.reasons import Verdict
-from traceproof.run.case import SolvedCase, solved
+from traceproof.run.case import SolvedCase, solve, solved
+from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.untrusted import CallError, UntrustedSource, loaded
 from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool, Status
@@ -135,7 +136,8 @@ class Trial:
     ) -> None:
         self.definition, self.pool, self.sizes, self.limits = definition, pool, sizes, limits
         self.op = registry.get(definition.op_type).of_form(definition)
-        self.judged = list(solved(definition, sizes, seed))
+        cases = planned_alone(definition, PlanSelection(sizes=sizes, seed=seed, hidden_seed=seed)).cases
+        self.judged = [solve(definition, one.case, seed=seed) for one in cases if one.skip is None]
         self.original = self._all(definition.reference, self.judged)
         self.others: list[tuple[SolvedCase, Tensors]] | None = None
 
@@ -223,9 +225,10 @@ def refusal(subject: SolvedCase, outputs: Tensors, original: Tensors, *, surplus
     """Why the judge refuses the outputs though it does not refuse the original's; empty if it lets them pass."""
     if surplus:
         return "an output too many"
+    mutated, right = replace(subject, outputs=outputs), replace(subject, outputs=original)
     for name, value in outputs.items():
-        objection = rule(subject, name, value)
-        if objection and not rule(subject, name, original[name]):
+        objection = rule(mutated, name, value)
+        if objection and not rule(right, name, original[name]):
             return objection
     missing = subject.definition.outputs.keys() - outputs.keys()
     return f"no {sorted(missing)}" if missing else ""
