@@ -218,8 +218,8 @@ REFUSED = _calls(
     "shmget 29 194, msgget 68 186, semget 64 190, memfd_secret 447 447, landlock_create_ruleset 444 444, "
     # the machine
     "kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, "
-    "delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60, syslog 103 116, "
-    "sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, "
+    "delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60, "
+    "syslog 103 116, sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, "
     "clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, ioperm 173 -, modify_ldt 154 -"
 )
 # Calls that change a process, by the argument that names it: 0 is the caller itself.
