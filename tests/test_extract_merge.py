@@ -97,10 +97,13 @@ def test_what_the_output_folder_has_counts_before_the_dataset(tmp_path: Path) ->
     assert (result.status, result.name) == ("conflict", "rmsnorm_h64_v2")
 
 
-@pytest.mark.parametrize("file", ["My-Llama/config.json", "my-llama.json", "my-llama/"])
+@pytest.mark.parametrize("file", ["My-Llama/config.json", "my-llama.json", "my-llama/", "my-llama.json@"])
 def test_a_model_without_a_name_is_called_by_its_file_or_its_folder(tmp_path: Path, file: str) -> None:
-    path = tmp_path / file
+    path = tmp_path / file.removesuffix("@")
     target = path / "config.json" if file.endswith("/") else path
+    if file.endswith("@"):  # a link, as in caches of downloads
+        target = tmp_path / "0f3a"
+        path.symlink_to(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(dict(model_of("llama").config)))
     assert model_of(None, config=path)[:2] == ("my_llama", ("my-llama",))

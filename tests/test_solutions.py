@@ -301,10 +301,11 @@ def test_a_function_may_have_parameters_with_defaults(parameters: str, *, destin
 
 
 def test_solutions_of_one_name_in_several_folders_have_a_certificate_each(tmp_path: Path) -> None:
-    for name in ("a/kernel", "b/kernel", "b/other"):
+    for name in ("a/kernel.py", "b/kernel.py", "b/other.py", "c/mine.cu", "c/mine.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.py").write_text("def run(x):\n    return x\n")
-    assert [one.name for one in read(tmp_path)] == ["a-kernel", "b-kernel", "other"]
+        (tmp_path / name).write_text("def run(x):\n    return x\n")
+    named = ["a-kernel.py", "b-kernel.py", "other", "c-mine.cu", "c-mine.py"]
+    assert [one.name for one in read(tmp_path)] == named
 
 
 def test_a_function_of_another_form_is_told() -> None:

@@ -105,10 +105,18 @@ def test_a_mirror_is_git_s_own_affair(tmp_path: Path, upstream: Upstream, monkey
     assert (tmp_path / "sources" / "fla" / "fla" / "__init__.py").read_text() == "one"
 
 
-def test_the_user_s_own_ssh_command_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, called = tmp_path / "gitconfig", tmp_path / "called"
-    git(tmp_path, "config", "-f", str(config), "core.sshCommand", f"echo here > {called}; false")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+@pytest.mark.parametrize("variable", [None, "GIT_SSH", "GIT_SSH_COMMAND"])
+def test_the_user_s_own_ssh_command_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    config, called, script = tmp_path / "gitconfig", tmp_path / "called", tmp_path / "script"
+    script.write_text(f"#!/bin/sh\necho here > {called}\nexit 1\n")
+    script.chmod(0o755)
+    if variable is None:
+        git(tmp_path, "config", "-f", str(config), "core.sshCommand", str(script))
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    else:
+        monkeypatch.setenv(variable, str(script))
     with pytest.raises(TraceproofError):
         Git(tmp_path, SOON).network("ls-remote", "ssh://git@example.invalid/fla")
     assert called.is_file()
@@ -317,8 +325,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         kind, body = self.server.pages.get(self.path, ("", b""))
-        self.send_response(200 if kind else 404)
-        self.send_header("Content-Type", kind or "text/plain")
+        self.send_response(301 if kind == "moved" else 200 if kind else 404)
+        self.send_header(*(("Location", body.decode()) if kind == "moved" else ("Content-Type", kind)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -346,8 +354,9 @@ def serve(index: Index, data: bytes) -> None:
     files = ("../../files/tiny-0.9.tar.gz", "../../files/tiny-1.0.tar.gz")
     links = "".join(f'<a data-x="1" href="{file}#sha256={"0" * 64}">x</a>' for file in files)
     page = f"<!doctype html><html><body>{links}</body></html>"
-    index.pages["/simple/tiny/"] = ("text/html", page.encode())
-    index.pages["/files/tiny-1.0.tar.gz"] = ("application/x-tar", data)
+    index.pages["/simple/tiny/"] = ("moved", b"/own/index/simple/tiny/")  # as caches do; links are relative to it
+    index.pages["/own/index/simple/tiny/"] = ("text/html", page.encode())
+    index.pages["/own/index/files/tiny-1.0.tar.gz"] = ("application/x-tar", data)
 
 
 @pytest.mark.slow

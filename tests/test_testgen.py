@@ -76,14 +76,17 @@ SAMPLES = Path(__file__).parent / "dataset"
 
 
 def test_the_clone_that_repos_config_names_is_the_dataset_unless_it_was_fetched(dataset: Path) -> None:
-    config = dataset / "repos_config.json"
+    config, out = dataset / "repos_config.json", dataset / "out"
     config.write_text(json.dumps({"repositories": {pins.DATASET: {"path": str(dataset), "status": "cloned"}}}))
     (dataset / FETCHED).touch()
-    for code, written in ((2, False), (0, True)):
+    to_out = ["--output-dir", str(out)]
+    for code, options, written in ((2, [], None), (0, to_out, out), (0, [], dataset)):
         with pytest.raises(SystemExit) as ended:
-            main(["add-reference-tests", "--repos-config", str(config)])
-        assert (ended.value.code, (dataset / PLACE / "test_rmsnorm_a.py").is_file()) == (code, written)
-        (dataset / FETCHED).unlink(missing_ok=True)
+            main(["add-reference-tests", "--repos-config", str(config), *options])
+        places = {place for place in (dataset, out) if (place / PLACE / "test_rmsnorm_a.py").is_file()}
+        assert (ended.value.code, places - {out} if not options else places) == (code, {written} - {None})
+        if options:
+            (dataset / FETCHED).unlink()
 
 
 @cache

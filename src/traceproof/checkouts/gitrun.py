@@ -162,10 +162,11 @@ class Git:
         inherited = {key: value for key, value in variables.items() if key not in foreign}
         stall = max(1, round(self.patience.stall))
         options = f"-o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval={stall} -o ServerAliveCountMax=1"
-        # the variable would replace a command that the user has configured
-        configured = network and programs.run(["git", "config", "core.sshCommand"], cwd=self.folder).stdout
+        # the variable would replace a command of the user's own
+        ask = ["git", "config", "core.sshCommand"]
+        own = network and ("GIT_SSH" in inherited or programs.run(ask, cwd=self.folder).stdout)
         return {
-            **({} if configured else {"GIT_SSH_COMMAND": f"ssh {options}"}),
+            **({} if own else {"GIT_SSH_COMMAND": f"ssh {options}"}),
             "GIT_HTTP_LOW_SPEED_LIMIT": "1",
             "GIT_HTTP_LOW_SPEED_TIME": str(stall),
             **inherited,

@@ -113,7 +113,7 @@ def checked_digest(file: Path, wanted: Collection[str]) -> str:
     if wanted and digest not in wanted:
         problems = [*(f"expected sha256 {one}" for one in sorted(wanted)), f"got      sha256 {digest}"]
         todo = "Run again in case the download was damaged; if it stays so, find out why first. A release may "
-        todo += "have one file per platform: then sources.lock lists the sha256 of each."
+        todo += "have one file per platform: then its pin lists the sha256 of each."
         raise TraceproofError(f"{file.name} is not the file that was pinned", problems=problems, todo=todo)
     return digest
 
@@ -238,5 +238,5 @@ def _links(session: requests.Session, place: str) -> Iterator[tuple[str, str]]:
     answer = session.get(place, headers={"Accept": "text/html"}, timeout=SECONDS)
     answer.raise_for_status()
     for href in HREF.findall(answer.text):
-        url = urldefrag(urljoin(place, html.unescape(href))).url
+        url = urldefrag(urljoin(answer.url, html.unescape(href))).url  # it may have been redirected
         yield unquote(urlsplit(url).path.rpartition("/")[2]), url

@@ -68,8 +68,9 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     clones = _paths(repos_config)
     paths = clones | run.without_none(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
     clone = clones.get(DATASET)
-    if definitions_dir is None and output_dir is None and clone is not None and is_dataset(clone):
-        definitions_dir = None if (clone / FETCHED).exists() else clone  # a fetched dataset is not changed
+    # a fetched dataset is not changed
+    if clone is not None and is_dataset(clone) and (output_dir or not (clone / FETCHED).exists()):
+        definitions_dir = definitions_dir or clone
     root, out = _places(definitions_dir, output_dir)
     order = GenerateOptions(
         root=root,

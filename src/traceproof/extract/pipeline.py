@@ -280,7 +280,7 @@ def model_of(  # noqa: PLR0913 - the options that name a model
     if bundled is not None:
         slug, tags, usual = bundled.slug, bundled.tags, bundled.parallel
     else:
-        file = Path(repository or config or "").resolve()
+        file = Path(repository or config or "").absolute()  # no link's target: caches name these by digests
         label = (name or (file.parent if file.name == "config.json" else file).name.removesuffix(".json")).lower()
         slug, tags, usual = label.replace("-", "_"), (label.replace("_", "-"),), (Parallel(1, 1),)
     return ModelToRead(slug, tags, content, config_json.parallelisms(content, tp, ep, usual, dp=dp))

@@ -139,10 +139,8 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
         raise TraceproofError("solutions that can not be read", problems=problems)
     named = Counter((one.name, one.definition) for one in candidates)  # as certificates are
     return [
-        one
-        if named[one.name, one.definition] == 1
-        else replace(one, name="-".join(Path(one.path).relative_to(where).with_suffix("").parts))
-        for one in candidates
+        replace(one, name="-".join(file.relative_to(where).parts)) if named[one.name, one.definition] > 1 else one
+        for file, one in zip(files, candidates, strict=True)
     ]
 
 
