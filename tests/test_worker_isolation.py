@@ -145,7 +145,7 @@ def test_other_processes_can_not_be_changed(workers: Workers) -> None:
     if not workers.has("system_calls"):
         pytest.skip("no filter of system calls")
     column = MACHINES.index(kernel.MACHINE)
-    limits, policy = (kernel.ON_PROCESSES[0][name][column] for name in ("prlimit64", "sched_setscheduler"))
+    limits, policy = (kernel.ON_PROCESSES[name][column] for name in ("prlimit64", "sched_setscheduler"))
     with subprocess.Popen(["/bin/sleep", "infinity"]) as other:
         pid = 1 if workers.has("process") else other.pid  # its guard, or whatever else runs here
         calls = {"limits": [limits, pid, 7, 0, 0], "priority": [policy, pid, 5, 0]}
@@ -317,8 +317,13 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bo
         (kernel.PRCTL, 0, 1, EPERM),  # PR_SET_PDEATHSIG
         (kernel.PRCTL, 0, kernel.PR_SET_DUMPABLE, EPERM),
         (kernel.FCNTL, 1, kernel.F_SETOWN, EPERM),
-        (kernel.ON_PROCESSES[1]["setpriority"], 1, 0, ALLOWED),
-        (kernel.ON_PROCESSES[1]["setpriority"], 1, 5, EPERM),
+        (kernel.SETPRIORITY, 1, 0, ALLOWED),
+        (kernel.SETPRIORITY, 1, 1, EPERM),  # the guard
+        (kernel.SETPRIORITY, 0, 2, EPERM),  # all processes of this user
+        (kernel.ON_PROCESSES["sched_setaffinity"], 0, 5, ALLOWED),  # a thread, as OpenMP places them
+        (kernel.ON_PROCESSES["sched_setaffinity"], 0, 1, EPERM),
+        (kernel.CLOSE_RANGE, 2, 4, ALLOWED),  # close on exec
+        (kernel.CLOSE_RANGE, 2, 2, EPERM),  # a table of open files of this thread's own
         (kernel.MMAP, 3, 0x22, ALLOWED),  # private
         (kernel.MMAP, 3, 0x01, ALLOWED),  # of a file
         (kernel.MMAP, 3, 0x4021, EPERM),
@@ -345,6 +350,9 @@ def test_without_a_process_namespace_one_may_signal_oneself_only(machine: str) -
         assert verdict(code, machine, of(machine, call), {0: 77}) == ALLOWED
         assert verdict(code, machine, of(machine, call), {0: 78}) == EPERM
         assert verdict(code, machine, of(machine, call), {0: 0xFFFFFFFF}) == EPERM  # kill(-1): everyone
+    for call in kernel.ON_PROCESSES.values():
+        assert verdict(code, machine, of(machine, call), {0: 0}) == ALLOWED
+        assert verdict(code, machine, of(machine, call), {0: 78}) == EPERM
 
 
 def test_the_other_tables_of_system_calls_are_closed() -> None:
@@ -573,6 +581,16 @@ def removed_and_mapped(count: int) -> None:
         os.close(file)
 
 
+def of_a_thread(count: int) -> list[int]:
+    """Removed files in a table that is this thread's alone."""
+    ctypes.CDLL(None).syscall(kernel.CLOSE_RANGE[0], 1000, 1000, 2)
+    return removed(count)
+
+
+def in_a_thread(count: int) -> None:
+    threading.Thread(target=lambda: time.sleep(ENDED if of_a_thread(count) else 0)).start()
+
+
 def deep(count: int) -> None:
     """Files behind a path that is longer than a path may be."""
     for _ in range(20):
@@ -582,7 +600,9 @@ def deep(count: int) -> None:
         Path(str(number)).write_bytes(bytes(16 * MIB))
 
 
-HIDDEN: dict[str, Callable[[int], object]] = {one.__name__: one for one in (removed, removed_and_mapped, deep)}
+HIDDEN: dict[str, Callable[[int], object]] = {
+    one.__name__: one for one in (removed, removed_and_mapped, in_a_thread, deep)
+}
 
 
 def hidden(payload: str, scratch: Path) -> Callable[[Any], object]:

@@ -198,14 +198,15 @@ SET_MODE_FILTER = 1
 
 CLONE_THREAD, CLONE_FILES = 0x00010000, 0x00000400
 CLONE_NEW = 0x7E020080  # every CLONE_NEW* flag of clone(2)
-AF_UNIX = 1
+CLOSE_RANGE_UNSHARE = 2
+GUARD, AF_UNIX = 1, 1  # the first is its id in a process namespace
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
 FIOSETOWN, SIOCSPGRP, F_SETOWN, F_SETOWN_EX = 0x8901, 0x8902, 8, 15  # whom a file's events send a signal
 
 REFUSED = _calls(
     # other processes' memory, descriptors and registers
     "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, kcmp 312 272, "
-    "pidfd_getfd 438 438, "
+    "pidfd_getfd 438 438, ioprio_set 251 30, "
     # namespaces and mounts: the layers themselves
     "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
     "open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, "
@@ -222,14 +223,12 @@ REFUSED = _calls(
     "syslog 103 116, sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, "
     "clock_adjtime 305 266, adjtimex 159 171, iopl 172 -, ioperm 173 -, modify_ldt 154 -"
 )
-# Calls that change a process, by the argument that names it: 0 is the caller itself.
-ON_PROCESSES = {
-    0: _calls(  # of setpriority: whether the next one names a process
-        "prlimit64 302 261, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274, "
-        "sched_setaffinity 203 122, setpriority 141 140"
-    ),
-    1: _calls("setpriority 141 140, ioprio_set 251 30"),
-}
+# Calls that change the process or thread that their first argument names; 0 is the caller.
+ON_PROCESSES = _calls(
+    "prlimit64 302 261, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274, "
+    "sched_setaffinity 203 122"
+)
+SETPRIORITY = (141, 140)  # likewise its second argument, if the first one is 0
 # Changes of files that Landlock does not keep to some folders.
 FILE_METADATA = _calls(
     "chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, "
@@ -241,47 +240,13 @@ CLONE, CLONE3, FORK, VFORK = (56, 220), (435, 435), (57, None), (58, None)
 MEMFD_CREATE, MMAP = (319, 279), (9, 222)
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED and MAP_ANONYMOUS
 SETSOCKOPT, SO_SNDBUF = (54, 208), 7
-SENDMSG, SENDMMSG = (46, 211), (307, 269)
+SENDMSG, SENDMMSG, CLOSE_RANGE = (46, 211), (307, 269), (436, 436)
 SOCKET, IOCTL, FCNTL, PRCTL = (41, 198), (16, 29), (72, 25), (157, 167)
 KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
 SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
 
 
-class FilterProgram:
-    """Builds the filter, `code` of struct sock_filter instructions, refusal by refusal."""
-
-    def __init__(self, machine: str) -> None:
-        self._column = 0 if machine == X86_64 else 1
-        self.code: list[tuple[int, int, int, int]] = [
-            (LOAD, 0, 0, ARCH_AT),
-            (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
-            (RETURN, 0, 0, KILL),
-            (LOAD, 0, 0, NUMBER_AT),
-        ]
-        if machine == X86_64:
-            self.code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | ENOSYS)]
-
-    def refuse(
-        self, call: Numbers, argument: int = 0, *values: int, bits: int = ~0, when: bool = True, error: int = EPERM
-    ) -> None:
-        """Refuse a call; with values, if it is `when` that `bits` of the argument's low word are one of them."""
-        number = call[self._column]
-        if number is None:
-            return
-        for value in values:
-            self.code += [
-                (JUMP_EQUAL, 0, 5, number),
-                (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # both processors are little-endian: the low word
-                (AND, 0, 0, bits & 0xFFFFFFFF),
-                (JUMP_EQUAL, 0, 1, value) if when else (JUMP_EQUAL, 1, 0, value),
-                (RETURN, 0, 0, ERRNO | error),
-                (LOAD, 0, 0, NUMBER_AT),
-            ]
-        if not values:
-            self.code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
-
-
-def filter_program(
+def filter_program(  # noqa: C901 - a line per refusal
     machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False, beside: Iterable[Numbers] = ()
 ) -> bytes:
     """The seccomp filter for a machine (x86_64 or aarch64), as bytes.
@@ -290,34 +255,58 @@ def filter_program(
     sent signals; None: any that is visible. Only with `gpu` may files in memory be made, shared memory mapped and
     descriptors sent. `beside`: calls that are refused because no other layer makes them harmless.
     """
-    built = FilterProgram(machine)
+    code: list[tuple[int, int, int, int]] = [
+        (LOAD, 0, 0, ARCH_AT),
+        (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER_AT),
+    ]
+    if machine == X86_64:
+        code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | ENOSYS)]
+
+    def refuse(
+        call: Numbers, argument: int = 0, *values: int, bits: int = ~0, when: bool = True, error: int = EPERM
+    ) -> None:
+        """Refuse a call; with values, if it is `when` that `bits` of the argument's low word are one of them."""
+        number, refusal = call[(X86_64, AARCH64).index(machine)], (RETURN, 0, 0, ERRNO | error)
+        if number is None:
+            return
+        for value in values:
+            # both processors are little-endian: the low word
+            word = [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), (AND, 0, 0, bits & 0xFFFFFFFF)]
+            test = (JUMP_EQUAL, 0, 1, value) if when else (JUMP_EQUAL, 1, 0, value)
+            code.extend([(JUMP_EQUAL, 0, 5, number), *word, test, refusal, (LOAD, 0, 0, NUMBER_AT)])
+        code.extend([] if values else [(JUMP_EQUAL, 0, 1, number), refusal])
+
     if not gpu:  # what is written there and unmapped, or sent and not received, counts for no process
         beside = (*beside, MEMFD_CREATE, SENDMSG, SENDMMSG)
-        built.refuse(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
+        refuse(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
     for numbers in (*REFUSED.values(), *beside):
-        built.refuse(numbers)
-    for argument, calls in ON_PROCESSES.items():
-        for numbers in calls.values():
-            built.refuse(numbers, argument, 0, when=False)
-    built.refuse(CLONE3, error=ENOSYS)  # its flags lie in memory, out of sight; libc falls back to clone
-    built.refuse(CLONE, 0, 0, bits=CLONE_NEW, when=False)
+        refuse(numbers)
+    alone = only_signal is None  # in a process namespace, with its guard
+    for argument, numbers in (*((0, one) for one in ON_PROCESSES.values()), (1, SETPRIORITY)):
+        refuse(numbers, argument, GUARD if alone else 0, when=alone)
+    refuse(SETPRIORITY, 0, 0, when=False)
+    refuse(CLONE3, error=ENOSYS)  # its flags lie in memory, out of sight; libc falls back to clone
+    refuse(CLONE, 0, 0, bits=CLONE_NEW, when=False)
     # threads with open files of their own, which a guard does not see
-    built.refuse(CLONE, 0, CLONE_THREAD, bits=CLONE_THREAD | CLONE_FILES)
+    refuse(CLONE, 0, CLONE_THREAD, bits=CLONE_THREAD | CLONE_FILES)
+    refuse(CLOSE_RANGE, 2, CLOSE_RANGE_UNSHARE, bits=CLOSE_RANGE_UNSHARE)
     if not processes:
-        built.refuse(CLONE, 0, 0, bits=CLONE_THREAD)
-        built.refuse(FORK)
-        built.refuse(VFORK)
-    built.refuse(SOCKET, 0, AF_UNIX, when=False)
-    built.refuse(SETSOCKOPT, 2, SO_SNDBUF)  # what a guard takes each to hold
-    built.refuse(IOCTL, 1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)
-    built.refuse(FCNTL, 1, F_SETOWN, F_SETOWN_EX)
-    built.refuse(PRCTL, 0, PR_SET_PDEATHSIG, PR_SET_DUMPABLE)
+        refuse(CLONE, 0, 0, bits=CLONE_THREAD)
+        refuse(FORK)
+        refuse(VFORK)
+    refuse(SOCKET, 0, AF_UNIX, when=False)
+    refuse(SETSOCKOPT, 2, SO_SNDBUF)  # what a guard takes each to hold
+    refuse(IOCTL, 1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)
+    refuse(FCNTL, 1, F_SETOWN, F_SETOWN_EX)
+    refuse(PRCTL, 0, PR_SET_PDEATHSIG, PR_SET_DUMPABLE)
     if only_signal is not None:
         for call in (KILL_CALL, TGKILL, SIGQUEUE, TGSIGQUEUE):
-            built.refuse(call, 0, only_signal, when=False)
-        built.refuse(TKILL)
-        built.refuse(PIDFD_SIGNAL)
-    return b"".join(struct.pack("=HBBI", *line) for line in [*built.code, (RETURN, 0, 0, ALLOW)])
+            refuse(call, 0, only_signal, when=False)
+        refuse(TKILL)
+        refuse(PIDFD_SIGNAL)
+    return b"".join(struct.pack("=HBBI", *line) for line in [*code, (RETURN, 0, 0, ALLOW)])
 
 
 def install_filter(code: bytes) -> None:

@@ -401,8 +401,8 @@ class Conversation:
         """End the worker. With no status given, the guard's report decides."""
         report = self.close()
         if status is None:
-            status, message = explain(report, self._limits)
-        if "reason" not in report:
+            status, message = explain(report)
+        if not report:
             message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
         return model.Reply(status=status, message=message.lstrip("; "))
 
@@ -437,22 +437,15 @@ class Conversation:
         os.close(self._output)
 
 
-def explain(report: dict[str, Any], limits: model.Limits) -> tuple[model.Status, str]:
+def explain(report: dict[str, Any]) -> tuple[model.Status, str]:
     """Status and words for the end that a guard reports. Raises TraceproofError: there was no worker at all."""
-    match report.get("reason"):
-        case "failed":
-            raise TraceproofError(f"no worker can be started here: {report['message']}")
-        case "memory":
-            return model.Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
-        case "processes":
-            return model.Status.PROCESSES, f"started more than {limits.processes} processes"
-        case "scratch":
-            return model.Status.OUTPUT, f"wrote more than {limits.file_bytes} bytes into its scratch folder"
-        case "hidden":
-            why = "a removed file that is mapped and not open, too long a path, or a program that nobody may read"
-            return model.Status.OUTPUT, f"kept its guard from seeing what it holds: {why}"
-        case "ended":
-            return model.Status.CRASH, how_it_ended(int(report["wait_status"]))
+    match report:
+        case {"failed": message}:
+            raise TraceproofError(f"no worker can be started here: {message}")
+        case {"excess": [status, words]}:
+            return model.Status(status), str(words)
+        case {"wait_status": wait_status}:
+            return model.Status.CRASH, how_it_ended(int(wait_status))
         case _:
             return model.Status.CRASH, "the worker and its guard exited without reporting a status"
 

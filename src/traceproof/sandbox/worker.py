@@ -44,6 +44,8 @@ LEAST_LOOK_SECONDS = 0.02
 MOST_LOOK_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 0.25  # between items, as threads of untrusted code may still run
 FAILED_LOOKS = 3  # checks that may fail in turn
+_WHAT = "a removed file that is mapped and not open, too long a path, or a program that nobody may read"
+HIDDEN = f"kept its guard from seeing what it holds: {_WHAT}"
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than reading /proc
 SCRATCH_ENTRIES = 100_000  # more files than this count as an excess by themselves
 PRIVATE = (b"RssAnon:", b"VmSwap:", b"HugetlbPages:", b"VmPTE:")  # memory of a process's own, by its status
@@ -167,7 +169,7 @@ def serve(control: socket.socket, spec: WorkerSpec) -> None:
                 if "process" in spec.plan:
                     kernel.setns(own, kernel.CLONE_NEWPID)
             except OSError as error:
-                report(supervisor, {"reason": "failed", "message": str(error)})
+                report(supervisor, {"failed": str(error)})
 
 
 def run_and_exit(call: Callable[[], object]) -> NoReturn:
@@ -201,7 +203,7 @@ def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> N
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # of the worker, so that it and its guard may see what it holds
         worker = os.fork()
     except OSError as error:
-        report(supervisor, {"reason": "failed", "message": str(error)})
+        report(supervisor, {"failed": str(error)})
         return
     if worker == 0:
         supervisor.close()
@@ -244,11 +246,11 @@ class Guard:
             ready = {fd for fd, _ in poll.poll(self._pause())}
             ended = kernel.reap()
             if self.worker in ended:
-                return {"reason": "ended", "wait_status": ended[self.worker]}
+                return {"wait_status": ended[self.worker]}
             if self.supervisor.fileno() in ready:
                 word = self.supervisor.recv(PACKET_BYTES)
                 if not word:
-                    return {"reason": "asked"}
+                    return {"asked": True}
                 self._idle = word == ANSWERED
                 if word.startswith(ITEM):
                     self._given = int(word.removeprefix(ITEM))
@@ -257,9 +259,9 @@ class Guard:
                 excess, self._failed = self._excess(), 0
             except OSError:  # once or twice: a process ended meanwhile
                 self._failed += 1
-                excess = "hidden" if self._failed > FAILED_LOOKS else None
+                excess = (Status.OUTPUT, HIDDEN) if self._failed > FAILED_LOOKS else None
             if excess is not None:
-                return {"reason": excess}
+                return {"excess": excess}
 
     def _pause(self) -> float:
         """Milliseconds until the next check."""
@@ -269,8 +271,8 @@ class Guard:
         left = MOST_LOOK_SECONDS if most is None else (most - self._used) / FRESH_BYTES_PER_SECOND
         return max(LEAST_LOOK_SECONDS, min(MOST_LOOK_SECONDS, left)) * 1000
 
-    def _excess(self) -> str | None:
-        """Name of the limit that is exceeded; None: none is."""
+    def _excess(self) -> tuple[Status, str] | None:
+        """Status and words if a limit is exceeded; None: none is. Raises OSError: that can not be seen."""
         limits, started = self.spec.limits, time.monotonic()
         below, scratch = kernel.descendants(os.getpid()), self.spec.scratch
         if started >= self._next_scratch:
@@ -285,29 +287,30 @@ class Guard:
         shared = sum(kernel.status_bytes(pid, b"RssShmem:") for pid in below)
         self._used = used + max(0, shared - self._given)
         if limits.memory_bytes is not None and self._used > limits.memory_bytes:
-            return "memory"
+            return Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
         if len(below) - 1 > limits.processes:
-            return "processes"
-        return "scratch" if self._full else None
+            return Status.PROCESSES, f"started more than {limits.processes} processes"
+        wrote = f"wrote more than {limits.file_bytes} bytes into its scratch folder"
+        return (Status.OUTPUT, wrote) if self._full else None
 
 
 def folder_bytes(folder: Path) -> int:
     """Bytes on disk of a folder's files; 2^62 if there are more than SCRATCH_ENTRIES or not all can be seen."""
     total = entries = 0
-    todo = [str(folder)]
+
+    def failed(error: OSError) -> None:  # its path is too long, or nobody may look into it
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
     try:
-        while todo:
-            with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as listing:
-                for entry in listing:
-                    entries += 1
-                    if entries > SCRATCH_ENTRIES:
-                        return 1 << 62
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-                        continue
-                    with contextlib.suppress(FileNotFoundError):
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-    except OSError:  # its path is too long, or nobody may look into it
+        for here, folders, files in os.walk(folder, onerror=failed):
+            entries += len(folders) + len(files)
+            if entries > SCRATCH_ENTRIES:
+                return 1 << 62
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    total += os.lstat(f"{here}/{name}").st_blocks * 512
+    except OSError:
         return 1 << 62
     return total
 
