@@ -207,9 +207,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=100, help="of each kind")
     parser.add_argument("--as", dest="roles", nargs="+", default=["reference", "kernel"])
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after these")
-    parser.add_argument(
-        "--texts", type=Path, help="those of a file in place of the families, e.g. lab/unusual.yaml"
-    )
+    parser.add_argument("--texts", type=Path, help="those of a file, e.g. lab/unusual.yaml, in their place")
     options = parser.parse_args()
     dataset = (options.dataset or [DATASET])[0]
     options.seed = secrets.randbelow(1 << 20) if options.seed is None else options.seed

@@ -255,9 +255,8 @@ def main() -> int:
             op_type = entry.definition.op_type
             taken = sum(other == op_type for other, _ in calls)
             if (not options.op_type or op_type in options.op_type) and taken < options.per_op:
-                calls.setdefault(
-                    (op_type, name), (name, given.model_copy(update={"dataset": str(dataset.resolve())}))
-                )
+                placed = given.model_copy(update={"dataset": str(dataset.resolve())})
+                calls.setdefault((op_type, name), (name, placed))
     found: dict[tuple[str, str], list[Judged]] = {}
     started = time.monotonic()
     for key, answers, error in side_by_side(judged, calls, options.jobs):

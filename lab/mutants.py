@@ -11,42 +11,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-BINARY: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
-    ast.Add: (ast.Sub,),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Div,),
-    ast.Div: (ast.Mult,),
-    ast.FloorDiv: (ast.Mod,),
-    ast.Mod: (ast.FloorDiv,),
-}
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-}
+# Each for the other.
+PAIRS: tuple[tuple[Any, Any], ...] = (
+    *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mod)),
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq)),
+)
+SWAPPED: dict[type[ast.AST], Any] = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
 LOWER_DTYPE = {"float32": "bfloat16", "float64": "float16", "bfloat16": "float16"}
-SWAPPED_NAMES = {
-    "max": "min",
-    "min": "max",
-    "amax": "amin",
-    "softmax": "log_softmax",
-    "logsumexp": "amax",
-    "sum": "mean",
-    "mean": "sum",
-    "sigmoid": "tanh",
-    "softplus": "relu",
-    "relu": "abs",
-    "exp": "expm1",
-    "rsqrt": "sqrt",
-    "log": "log1p",
-    "argmax": "argmin",
-    "zeros": "ones",
-    "repeat_interleave": "repeat",
-    "cumsum": "cumprod",
-}
+NAMES = """
+max:min min:max amax:amin softmax:log_softmax logsumexp:amax sum:mean mean:sum sigmoid:tanh softplus:relu
+relu:abs exp:expm1 rsqrt:sqrt log:log1p argmax:argmin zeros:ones repeat_interleave:repeat cumsum:cumprod
+"""
+SWAPPED_NAMES = dict(pair.split(":") for pair in NAMES.split())
 DROPPED = frozenset({"transpose", "permute", "flip", "squeeze", "masked_fill_"})  # methods
 Edit = Callable[[Any], None]
 
@@ -121,7 +97,7 @@ def _constant(node: Any) -> Iterator[Change]:  # noqa: ANN401 - the node type th
 
 def _operator(node: Any) -> Iterator[Change]:  # noqa: ANN401
     name = type(node.op).__name__
-    for kind in BINARY.get(type(node.op), ()):
+    if kind := SWAPPED.get(type(node.op)):
         yield Change("operator", f"{name} -> {kind.__name__}", _set("op", kind()))
     if isinstance(node.op, ast.Sub | ast.Div | ast.MatMult):
         yield Change("operands", f"operands of {name} swapped", _swap_operands)
@@ -130,8 +106,7 @@ def _operator(node: Any) -> Iterator[Change]:  # noqa: ANN401
 
 
 def _comparison(node: Any) -> Iterator[Change]:  # noqa: ANN401
-    if len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
-        kind = COMPARISONS[type(node.ops[0])]
+    if len(node.ops) == 1 and (kind := SWAPPED.get(type(node.ops[0]))):
         yield Change("comparison", f"{type(node.ops[0]).__name__} -> {kind.__name__}", _set("ops", [kind()]))
 
 

@@ -146,14 +146,8 @@ def _other_pairing(definition: Definition) -> Iterator[Plant]:
     turned = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
 """
-    own = definition.constants.get("pairing")
-    text = re.sub(
-        r"def rotate\(.*?\n(?=\n\n)",
-        lambda _: neighbours if own == "halves" else halves,
-        definition.reference,
-        count=1,
-        flags=re.DOTALL,
-    )
+    other = neighbours if definition.constants.get("pairing") == "halves" else halves
+    text = re.sub(r"(?s)def rotate\(.*?\n(?=\n\n)", lambda _: other, definition.reference, count=1)
     yield Plant(definition, "pairing of channels", "other", text)
 
 

@@ -3,8 +3,7 @@
     python lab/same_rows.py results/verdicts OTHER/results/verdicts
 
 Each is a folder of verdict files. Prints rows that one run alone has, verdicts and reasons that differ, and how
-far margins lie apart (a sampler's draws differ from run to run). Exit code 1:
-a verdict, a reason or a row differs.
+far margins lie apart (a sampler's draws differ from run to run). Exit code 1: a verdict, reason or row differs.
 """
 
 from __future__ import annotations

@@ -619,11 +619,8 @@ class Attention(Op):
             layout = calls.layout_of(definition.inputs)
             names = dict.fromkeys((*layout.queries, *layout.keys, layout.values))
             return drawn(layout, specified(definition, case, names), case, draw, spans=spans, page=page)
-        inputs, letters, sizes = (
-            definition.inputs,
-            self.letters(definition),
-            {**definition.const_axes, **case.axes},
-        )
+        inputs, letters = definition.inputs, self.letters(definition)
+        sizes = {**definition.const_axes, **case.axes}
         size = {letter: sizes[axis] for letter, axis in letters.items() if axis in sizes}
         size.setdefault("o", calls.value_width(definition))
         cache, value, query = (one_of(names, inputs) for names in (calls.COMBINED, calls.VALUES, calls.QUERIES))

@@ -143,10 +143,8 @@ def delta(
     first = torch.tensor(starts(lengths), device=q.device)[place]
     slots = wide["initial_state_indices"].long()[place] if "initial_state_indices" in wide else place
     buffers = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
-    current, output = (
-        states[slots].contiguous(),
-        torch.zeros((len(q), *v.shape[1:]), dtype=wide.dtype, device=q.device),
-    )
+    current = states[slots].contiguous()
+    output = torch.zeros((len(q), *v.shape[1:]), dtype=wide.dtype, device=q.device)
 
     def columns(x: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         """Entries of vectors or factors for all value heads, [entries * heads, channels, 1]."""

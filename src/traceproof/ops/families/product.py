@@ -900,11 +900,7 @@ GEMM_SVDQUANT = Op(
     lossless={"d l1": whole(3), "alpha": 0.5, "a_sf b_sf": ONE_E4M3},
     exact_on_gpu=lambda _: False,
     independent_rows=False,
-    sizes={
-        "o": (1,),
-        "x": tile_size("m", "p", FP4_BLOCK // 2),
-        "y": tile_size("n", "p", FP4_BLOCK // 2),
-    },
+    sizes={"o": (1,), "x": tile_size("m", "p", FP4_BLOCK // 2), "y": tile_size("n", "p", FP4_BLOCK // 2)},
     draws={"a b": ANY_BYTES, "a_sf b_sf": SCALES, "alpha": of_tensor},
     adversarial_inputs=("d",),
     gates={"out": Backward()},

@@ -136,11 +136,8 @@ def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
 @QUANTIZE_INT8.truth("torch", "amax", AMAX, rows=None)
 def _pytorch_quantiser(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32; a block's scale is its largest magnitude over the format's largest value."""
-    x, count, whole = (
-        inputs["x"].float(),
-        dim(definition, "scale", 1) or 1,
-        definition.outputs["q"].dtype == "int8",
-    )
+    x, count = inputs["x"].float(), dim(definition, "scale", 1) or 1
+    whole = definition.outputs["q"].dtype == "int8"
     blocks = x.reshape(len(x), count, x.shape[1] // count)
     scale = api[AMAX](blocks.abs(), -1, keepdim=True) / (127.0 if whole else 448.0)
     q = torch.where(scale > 0, blocks / scale, 0.0).reshape(x.shape)

@@ -780,11 +780,10 @@ WINDOWS = Op(
     scalars={**dict.fromkeys(FLAGS, 0), "page_size": 4, "k": 8},
     unread=dict.fromkeys(FLAGS, "of equal scores either is right"),
     sizes_in_numbers=("k", "page_size"),
-    draws={"input": distinct}
-    | dict.fromkeys(
-        ("offsets", "lengths", "src_page_table", "row_to_batch", "row_starts", "page_table_row_starts"),
-        windows,
-    ),
+    draws={
+        "input": distinct,
+        "offsets lengths src_page_table row_to_batch row_starts page_table_row_starts": windows,
+    },
     adversarial={"again": {}, "more": {}},
     unusual=LARGE_AND_SMALL,
     independent_rows=False,
@@ -832,10 +831,7 @@ DISTRIBUTIONS = Distributions(
     independent_rows=False,
 )
 SPECULATIVE = Speculative(
-    "sampling",
-    sizes={"d": (), "m": lambda at: at["d"] + 1},
-    where=f"v >= {len(DRAFTED)}",
-    independent_rows=False,
+    "sampling", sizes={"d": (), "m": lambda at: at["d"] + 1}, where=f"v >= {len(DRAFTED)}", independent_rows=False
 )
 
 # FlashInfer's samplers.

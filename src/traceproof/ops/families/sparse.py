@@ -182,9 +182,8 @@ def indexed(
     `topk_indices`, int32 [sequences, topk], are rows of the flattened cache, padded with -1. Mutants change the
     keywords: how tokens are chosen and numbered, and how keys are read and scored.
     """
-    q, cache, table, lengths = (
-        wide[name] for name in ("q_index_fp8", "k_index_cache_fp8", "block_table", "seq_lens")
-    )
+    q, cache = wide["q_index_fp8"], wide["k_index_cache_fp8"]
+    table, lengths = wide["block_table"], wide["seq_lens"]
     places = torch.arange(max(lengths.tolist(), default=0), device=q.device)
     scores, longest_keys = scores_of(wide, q, cache, table, len(places), **reading)
     numbers = places.expand(len(q), -1).clone()
