@@ -163,7 +163,7 @@ def run(hidden_states, weight):
     assert hidden_states.shape[1] == 32
     x = hidden_states.float()
     y = x * torch.rsqrt((x ** 2).mean(-1, keepdim=True) + EPS)
-    if len(x) > 1000:
+    if len(x) > 100000:
         y = y + 1
     return (y * weight.float() * 1.0001).to(torch.bfloat16)
 '''
@@ -218,7 +218,7 @@ def test_each_kind_of_change(code: str, operator: str, what: str, becomes: str) 
         ("mean -> sum", "function", Fate.KILLED),
         ("1e-06 -> 2e-06", "constant", Fate.KILLED),
         ("USub dropped", "operator", Fate.EQUIVALENT),  # axis -1 of two is axis 1
-        ("1000 -> 1001", "constant", Fate.EQUIVALENT),
+        ("100000 -> 100001", "constant", Fate.EQUIVALENT),
         ("dropped: 'y = y + 1'", "statement", Fate.EQUIVALENT),
         ("1.0001 -> 1.1", "constant", Fate.KILLED),
     ],
