@@ -373,13 +373,6 @@ def test_a_source_package_is_a_file_and_nothing_of_it_runs(
     assert not (tmp_path / "ran").exists()
 
 
-def test_another_file_than_the_pin_names_is_refused(index: Index, tmp_path: Path) -> None:
-    data = sdist(tmp_path)
-    serve(index, data)
-    with pytest.raises(TraceproofError, match="not the file that was pinned"):
-        package.bring_package(tmp_path / "b", Pin(package="tiny", version="1.0", sha256="1" * 64))
-
-
 def test_a_folder_of_links_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "links"
     folder.mkdir()

@@ -188,13 +188,13 @@ def definition(
     Raises:
         TraceproofError: there is no such form or definition, or an axis is missing; the text lists them.
     """
+    dtype = str(dtype).removeprefix("torch.")
     if of_form(of, dataset):
-        return form_of(str(of)).definition(str(dtype).removeprefix("torch."), axes)
+        return form_of(str(of)).definition(dtype, axes)
     if axes:
         raise TraceproofError(f"a definition has its own axes: {', '.join(axes)} can not be given")
     if of_suite(of):
         operator = str(of).startswith(ATEN)
-        dtype = str(dtype).removeprefix("torch.")
         return operator_definition(str(of), dtype) if operator else problem_definition(Path(str(of)), weak=True)
     if isinstance(of, Definition):
         return of
@@ -504,11 +504,7 @@ def _imported(candidate: Candidate) -> Function:
 def _reported(certificate: Certificate, definition: Definition) -> Report:
     """A certificate as a report, with a row for each demanded property that is broken."""
     shared: dict[str, Any] = {"definition": definition.name, "op_type": definition.op_type}
-    shared |= {
-        "implementation": certificate.solution,
-        "against": certificate.against,
-        "device": certificate.device,
-    }
+    shared |= {"implementation": certificate.solution, **certificate.model_dump(include={"against", "device"})}
     rows = [
         VerdictRow(
             **shared,

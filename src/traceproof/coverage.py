@@ -124,6 +124,7 @@ SWITCHES = {
     "safe_gate": ("safe_gate", "use_safe_gate"),
     "qk_norm": ("use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
 }
+BACKWARD = re.compile("bwd|backward")  # in a test's name
 GIVEN = re.compile(rf"\b({'|'.join(chain(*SWITCHES.values()))})=([^=\s,)][^\s,)]*)")
 
 
@@ -141,7 +142,7 @@ def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chos
     grouped = key_heads is not None and value_heads is not None and value_heads > key_heads
     keys, values = number("K", "D", "head_dim"), number("V", "Dv", "head_v_dim")
     different = (keys is not None and values not in {None, keys}) or number("expand_v") not in {None, 1}
-    backward = _names_backward(test) or not {"backward", "grad"}.isdisjoint(names)
+    backward = BACKWARD.search(test) or not {"backward", "grad"}.isdisjoint(names)
     on = {axis: any(bool(parameters.get(name)) for name in named) for axis, named in SWITCHES.items()}
     return {
         **{axis: "yes" if state else "no" for axis, state in on.items()},
@@ -155,10 +156,6 @@ def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chos
         "dtype": str(parameters.get("dtype", "unknown")).removeprefix("torch."),
         "verifier": _verifier(parameters, names),
     }
-
-
-def _names_backward(test: str) -> bool:
-    return "bwd" in test or "backward" in test
 
 
 def _verifier(parameters: Parameters, names: Collection[str]) -> str:
@@ -229,7 +226,7 @@ def of_suite(path: Path, *, python: str) -> Coverage:
         raise TraceproofError(f"{path}: no test was collected", problems=problems[-5:], todo=todo)
     records = [(row["test"], read(row["test"], row["parameters"], row["names"])) for row in rows]
     # a test whose code runs backward runs forward first, and compares both
-    both = [{**one, "direction": "forward"} for test, one in records if not _names_backward(test)]
+    both = [{**one, "direction": "forward"} for test, one in records if not BACKWARD.search(test)]
     return replace(cover(SPACE, [*(one for _, one in records), *both]), cases=len(rows))
 
 

@@ -140,19 +140,16 @@ class Caller:
         self._json: object = None  # of the last definition
         self._solved: SolvedCase | None = None  # its last case
 
-    def _read(self, json: Mapping[str, Any]) -> None:
-        if json != self._json:
-            self._json, self._solved = json, None
-            self._definition = Definition.model_validate(json)
-            self._op, _ = registry.for_definition(self._definition)
-
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
         """Call the ground truth in one way; returns rows and the tactics met, as JSON.
 
         An item with only a `definition` (JSON) asks for `cases` and `backends`. Others also have a `case`, a
         `backend` ("": default) and a `tactic`: a place that an earlier answer listed, or None.
         """
-        self._read(item["definition"])
+        if item["definition"] != self._json:
+            self._json, self._solved = item["definition"], None
+            self._definition = Definition.model_validate(self._json)
+            self._op, _ = registry.for_definition(self._definition)
         unavailable = self._plain.unavailable(self._definition)
         if unavailable is not None:
             return skipped(unavailable)

@@ -62,9 +62,8 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
             completed = pin.model_copy(update={"sha256": sha256})
             note = {"pin": completed.model_dump(exclude_none=True), "files": package_digest(content)}
             write_json(content / NOTE, note)
-            old = Path(scratch) / "old"
             if target.exists():
-                target.rename(old)
+                target.rename(Path(scratch) / "old")
             content.rename(target)
     return (State.CLONED if present is None else State.UPDATED), (pin if pin.digests else completed)
 

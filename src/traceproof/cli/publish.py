@@ -61,9 +61,8 @@ def publish(  # noqa: PLR0913 - one parameter per option
         checked(item, base, allow_changes=allow_changes)
     for made in listed:
         name, sizes = made["pull_request"], [int(file["size"]) for file in made["files"]]
-        run.text_stream(json_file).write(
-            f"{name}: {len(sizes)} files, {sum(sizes)} bytes: {folder / path_part(name)}\n"
-        )
+        line = f"{name}: {len(sizes)} files, {sum(sizes)} bytes: {folder / path_part(name)}\n"
+        run.text_stream(json_file).write(line)
     pushed: list[dict[str, Any]] = []
     for item in pull_requests:
         if hub is None:

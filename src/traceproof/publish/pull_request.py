@@ -33,7 +33,7 @@ from traceproof.publish.verified import ModelRow, Verdicts, Verification
 from traceproof.run.schema import REFERENCE, each_row
 from traceproof.stacks import STACK_OF, distribution
 from traceproof.testgen.generate import GENERATED, PLACE, Divergences, GenerateOptions, generate, state, whose
-from traceproof.testgen.summary import TestsReport, described
+from traceproof.testgen.summary import described
 from traceproof.text import markdown, printable, redacted
 
 Per = Literal["definition", "op_type", "all"]
@@ -502,12 +502,8 @@ def _files(
 
 def _tests(run: Path, definitions: Mapping[str, Definition]) -> str:
     """The run's results of generated tests for these definitions, as text; empty: they were not run."""
-    try:
-        report: TestsReport = json.loads((run / TESTS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return ""
     digests = {name: definition.digest for name, definition in definitions.items()}
-    return described(report["rows"], digests, digests)
+    return described(kept_json(run / TESTS).get("rows", ()), digests, digests)
 
 
 def dry_run_text(listed: Path, selection: str) -> str:
@@ -536,9 +532,8 @@ def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = F
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
         files.append({"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
-    about = {"pull_request": made.slug, "title": made.title, "base": base.revision, "files": files}
-    not_sent = {"unchanged": sorted(change.same), "kept": sorted(change.kept), "problems": change.problems}
-    listed = {**about, **not_sent}
+    listed = {"pull_request": made.slug, "title": made.title, "base": base.revision, "files": files}
+    listed |= {"unchanged": sorted(change.same), "kept": sorted(change.kept), "problems": change.problems}
     write_json(folder / "files.json", listed)
     write_text(folder / "description.md", made.describe(change))
     write_json(folder / "coverage.json", [row._asdict() for row in made.models])
