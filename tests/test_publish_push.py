@@ -259,6 +259,14 @@ def test_the_token_is_looked_at_before_the_work(
         command.publish(push=True, repository=REPOSITORY, endpoint=hub.endpoint)
 
 
+def test_a_library_told_to_be_offline_is_asked_once(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said: list[str] = []
+    with pytest.raises(TraceproofError, match="Unset HF_HUB_OFFLINE"):
+        _ = Hub(REPOSITORY, endpoint=hub.endpoint, say=said.append, pauses=wait_none()).owner
+    assert said == []
+
+
 @pytest.mark.parametrize("place", [r"GET /api/whoami", r"GET .*/discussions", r"GET .*/revision/"])
 @pytest.mark.parametrize("text", [b"", b"<html>", b"[]", b"{}"], ids=range(4))
 def test_what_is_no_answer_is_one_message(hub: HubServer, made: PullRequest, place: str, text: bytes) -> None:

@@ -101,13 +101,15 @@ class Hub:
 
     def _asked(self, request: Callable[[], T]) -> T:
         """The result of a request, made again while that may help. Raises TraceproofError: it does not."""
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
         transport: type[Exception] = HfHubHTTPError.__mro__[1]  # HTTPError of httpx or httpx2
 
         def passing(error: BaseException) -> bool:
             if isinstance(error, HfHubHTTPError):
                 return error.response is not None and error.response.status_code in PASSING
+            if isinstance(error, OfflineModeIsEnabled):
+                return False
             return isinstance(error, transport | OSError) or isinstance(error.__cause__, transport | OSError)
 
         def again(state: RetryCallState) -> None:
@@ -125,6 +127,8 @@ class Hub:
             todo = "Check the repository's name and the endpoint."
             if status in REFUSED:
                 todo = "The token must be valid and may open pull requests in this repository."
+            elif isinstance(error, OfflineModeIsEnabled):
+                todo = "Unset HF_HUB_OFFLINE for this command."
             elif passing(error):
                 todo = "Run the same command again later: what was uploaded is not uploaded twice."
             what = f"not published: {self.endpoint} did not take {self.repository}"
