@@ -534,10 +534,8 @@ class Stopwatch:
                 copies.append(value)
                 continue
             start = self._starts[index] + shift
-            memory = room[start : start + value.numel() * value.element_size()].view(value.dtype)
-            copy = memory.reshape(value.shape)
-            copy.copy_(moved(value, turn) if index < self._kept else value)
-            copies.append(copy)
+            copy = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+            copies.append(copy.copy_(moved(value, turn) if index < self._kept else value))
         return copies
 
 

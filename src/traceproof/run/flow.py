@@ -253,10 +253,8 @@ class Pipeline:
         Without a GPU, nothing runs in any other one but those that have a configured interpreter.
         """
         found = {environment_of(name) for name in self.implementations(op_type)} - {MAIN}
-        return [
-            MAIN,
-            *sorted(name for name in found if self.on_gpu or self.config.stacks[name].python is not None),
-        ]
+        runs = (name for name in found if self.on_gpu or self.config.stacks[name].python is not None)
+        return [MAIN, *sorted(runs)]
 
     def records(self, wildcards: Wildcards) -> list[str]:
         """Record files of the stacks that all planned op_types, or a family's, run in."""

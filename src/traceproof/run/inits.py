@@ -151,12 +151,10 @@ def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
                             raise
         except InitError as error:
             made_cases, why = {}, str(error)
-        new_cases = made_cases or {
-            name: _with(one, params={**one.case.params, "init": why}) for name, one in by_role.items()
-        }
-        yield entry.holding(
-            new_cases.get(one.id, one) for one in entry.cases if one.id in new_cases or one.id not in by_role
-        )
+        drawn = {name: _with(one, params={**one.case.params, "init": why}) for name, one in by_role.items()}
+        new_cases = made_cases or drawn
+        kept = (one for one in entry.cases if one.id in new_cases or one.id not in by_role)
+        yield entry.holding(new_cases.get(one.id, one) for one in kept)
 
 
 def _described(definition: Definition, make: Make, planned: PlannedCase, file: IO[bytes]) -> PlannedCase:

@@ -205,10 +205,8 @@ class _Asked:
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     """Cache key of one implementation's rows: a digest of all that they depend on."""
     is_reference, settings = name == REFERENCE, job.settings  # which alone has nonces and hidden cases
-    environment, of_judge = (
-        settings.environments.get(environment_of(name)),
-        settings.environments[MAIN].record["digest"],
-    )
+    environment = settings.environments.get(environment_of(name))
+    records = [settings.environments[MAIN].record["digest"], environment and environment.record["digest"]]
     cases = [
         [case.digest, case.skip and asdict(case.skip), case.repeat, case.nonce if is_reference else 0, case.blobs]
         for case in entry.cases
@@ -218,9 +216,7 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     called = [tag for tag in entry.definition.get("tags") or () if tag.startswith(FUNCTION) and not is_reference]
     facts = [entry.scaled_down, entry.no_oracle, called, entry.nonce if is_reference else 0]
     code = [settings.code, settings.weak if is_reference else False]
-    return digest_json(
-        [entry.digest, facts, cases, name, code, [of_judge, environment and environment.record["digest"]]]
-    )
+    return digest_json([entry.digest, facts, cases, name, code, records])
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:

@@ -112,9 +112,8 @@ class JudgedCase:
     def subject(self) -> SolvedCase:
         """The case and its expected values, without inputs."""
         case, what = self.planned.case, self.definition
-        return SolvedCase(
-            definition=what, op=self.op, case=case, inputs={}, oracle=self.right.oracle, seed=case.seed
-        )
+        oracle, seed = self.right.oracle, case.seed
+        return SolvedCase(definition=what, op=self.op, case=case, inputs={}, oracle=oracle, seed=seed)
 
     def _row(self, name: str, output: str, ruling: Ruling) -> schema.VerdictRow:
         result, fields = self.results[name], {"output": output, **ruling.fields}
@@ -158,9 +157,8 @@ class JudgedCase:
         implementation, output = row.implementation, row.output
         if output not in self.ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
             return row
-        distances = {
-            other: self._apart(implementation, other, output) for other in self.ran if other != implementation
-        }
+        others = [other for other in self.ran if other != implementation]
+        distances = {other: self._apart(implementation, other, output) for other in others}
         passed = [one.implementation for one in _passed(rows, output)]
         near = (one for one, value in distances.items() if value is not None and value <= 1 and one not in passed)
         ours, theirs = sorted([implementation, *near]), [schema.ORACLE, *sorted(passed)]

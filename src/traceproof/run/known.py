@@ -74,8 +74,7 @@ class KnownFinding(BaseModel):
     @property
     def said(self) -> str:
         """The versions as ` (flashinfer-python<0.7)`; empty where they are not limited."""
-        text = ", ".join(map(str, self.versions))
-        return f" ({text})" if text else ""
+        return f" ({', '.join(map(str, self.versions))})" if self.versions else ""
 
     def means(self, definition: str, digest: str | None) -> bool:
         """Whether the entry is about this definition."""
@@ -137,10 +136,8 @@ def read_known(path: Path | None) -> Known:
         value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
         return Known.model_validate(value or {})
     except ValidationError as error:
-        said = (
-            (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()
-        )
-        problems = [f"{where}: {what}" for where, what in said]
+        said = ((one["loc"], one["msg"].removeprefix("Value error, ")) for one in error.errors())
+        problems = [f"{'.'.join(map(str, where))}: {what}" for where, what in said]
         raise TraceproofError(f"{path} cannot be used", problems=problems) from error
     except (OSError, YAMLError, UnicodeDecodeError) as error:
         todo = "Give the path of a readable YAML file as `known` in config.yaml, or null."

@@ -59,11 +59,8 @@ def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]
     for broken in tree.broken:
         groups.setdefault(group_of(broken), [])  # a folder with only broken files still gets verdicts
     requested, known = set(selection.definitions), ", ".join(sorted(groups))
-    problems = [
-        f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {known}"
-        for name in selection.op_types
-        if name not in groups
-    ]
+    absent = [(name, closest(name, groups)) for name in selection.op_types if name not in groups]
+    problems = [f"op_type {name!r} has no definition; {near}; there are: {known}" for name, near in absent]
     unknown = (name for name in selection.definitions if name not in tree.definitions)
     problems += [f"definition_name {why(tree, name)}" for name in unknown]
     if problems:
@@ -134,9 +131,8 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         for planned in plans:
             write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
             listed[planned.op_type] = _listed(planned, gpu=gpu)
-        for path in out.glob("*.json"):
-            if path.stem not in listed:
-                path.unlink(missing_ok=True)
+        for stale in (path for path in out.glob("*.json") if path.stem not in listed):
+            stale.unlink(missing_ok=True)
         index = schema.Index(dataset=str(tree.root), op_types=listed)
         write_text(out / schema.INDEX, index.as_text())
         return index
@@ -234,8 +230,7 @@ def _definition_plan(
         message = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, message, "check its sizes, names and constraints"))
         return {}
-    chosen = _wanted(cases, selection.cases)
-    chosen = [_with_blobs(tree.root, case) for case in chosen]
+    chosen = [_with_blobs(tree.root, case) for case in _wanted(cases, selection.cases)]
     full_size = schema.PlannedDefinition.alone(definition, chosen, unknown, selection.hidden_seed)
     plans = {definition.name: full_size.model_copy(update={"path": path})}
     return plans if smaller is None else {**plans, definition.name + schema.SCALED_DOWN: smaller}

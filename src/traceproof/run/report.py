@@ -245,9 +245,8 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     if any(one["unmet"] for one in results):
         yield f"Without a ground truth here: {'; '.join(_unreached(definitions))}."
     yield from (f"Scaled down, {name}: {told}." for name, told in scaled_down.items())
-    yield from (
-        f"Not proved: {name}, {told}; its description should state it." for name, told in unconfirmed.items()
-    )
+    should = "its description should state it"
+    yield from (f"Not proved: {name}, {told}; {should}." for name, told in unconfirmed.items())
 
 
 def _unreached(definitions: Mapping[str, DefinitionResult]) -> Iterator[str]:
@@ -458,8 +457,7 @@ def table(summary: Mapping[str, Any]) -> str:
         grid.add_row(group["op_type"], name, *(str(shown[key]) for key in columns), _counted(skips))
     console.print(grid)
     for name, skips in sorted(idle.items()):
-        told = f"Not run here: {name} ({_counted(dict(sorted(skips.items())))})"
-        console.print(told, soft_wrap=True)
+        console.print(f"Not run here: {name} ({_counted(dict(sorted(skips.items())))})", soft_wrap=True)
     if any(one["grade"] not in {Grade.PROVED, Grade.CHECKED, None} for one in summary["definitions"].values()):
         console.print(_grades(summary))
     texts: list[str] = []

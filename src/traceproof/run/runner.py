@@ -5,7 +5,6 @@ come in memory shared with the caller, outputs go to other such memory as bare b
 answer says of them (`traceproof.run.untrusted`). Imports the standard library and torch alone.
 """
 
-import importlib
 import importlib.util
 import linecache
 import math
@@ -273,10 +272,8 @@ class _Caller:
         def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
             entries = self._entries_of(given, destinations)
             if given is inputs:  # not a call with repeated rows
-                found = ((place, value) for place, (_, value) in enumerate(entries))
-                subclassed.update(
-                    n for n, one in found if isinstance(one, torch.Tensor) and type(one) is not torch.Tensor
-                )
+                found = [(n, one) for n, (_, one) in enumerate(entries) if isinstance(one, torch.Tensor)]
+                subclassed.update(n for n, one in found if type(one) is not torch.Tensor)
                 if item["trials"]:
                     self._keep(entries, destinations)
             return entries
@@ -394,9 +391,7 @@ def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, in
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """Whether the bits of each pair differ; a GPU is waited for once."""
     flags = []
-    for both in ([tensors.raw_bytes(one) for one in pair] for pair in pairs):
-        wide = all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in both)
-        one, other = (raw.view(torch.int64) if wide else raw for raw in both)
+    for one, other in (tensors.words(*pair) for pair in pairs):
         device = max(one, other, key=len).device  # the bytes of an empty tensor lie on the CPU
         resized = len(one) != len(other)
         flags.append(torch.ones((), dtype=torch.bool, device=device) if resized else (one != other).any())
@@ -445,8 +440,7 @@ def load_solution(solution: Mapping[str, Any], name: str, scratch: Path) -> Call
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: Callable[..., Any] = getattr(module, function)
-    return found
+    return getattr(module, function)  # type: ignore[no-any-return]
 
 
 def _write(target: Path, text: str) -> None:

@@ -68,7 +68,7 @@ class ClosedModel(BaseModel):
 
     def as_json(self) -> dict[str, Any]:
         """The fields that were set, as a JSON object."""
-        return self.model_dump(exclude_unset=True)
+        return self.model_dump(exclude_unset=True, by_alias=True)
 
 
 class PlannedCase(ClosedModel):
@@ -334,10 +334,6 @@ class VerdictRow(ClosedModel):
     arbitration: Arbitration | None = None  # of a numeric failure: who agrees with whom
     replay: str = ""  # path of its replay bundle, in the run's folder
     path: str = ""  # of a file that is no definition
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields that were set, as a JSON object."""
-        return self.model_dump(exclude_unset=True, by_alias=True)
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401 - fields
         """The row with some fields changed."""

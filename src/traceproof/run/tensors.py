@@ -23,14 +23,18 @@ def raw_bytes(value: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # with one element, any stride counts as contiguous
 
 
+def words(one: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
+    """The bits of two tensors, eight bytes at a time if both allow it."""
+    raw = [raw_bytes(one), raw_bytes(other)]
+    wide = all(len(part) % 8 == 0 and part.storage_offset() % 8 == 0 for part in raw)
+    return [part.view(torch.int64) for part in raw] if wide else raw
+
+
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Whether two tensors have the same shape, dtype and bits."""
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
-    raw = [raw_bytes(one), raw_bytes(other)]
-    if all(len(part) % 8 == 0 and part.storage_offset() % 8 == 0 for part in raw):
-        raw = [part.view(torch.int64) for part in raw]  # compares eight bytes at a time
-    return torch.equal(*raw)
+    return torch.equal(*words(one, other))
 
 
 def same_draws(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

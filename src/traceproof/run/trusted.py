@@ -137,11 +137,8 @@ def call(  # noqa: PLR0913 - one call, spelled out
 
     seeds = [(case.seed * calls.GOLDEN + trial * OTHER_SEED) % (1 << 63) for trial in range(trials)]
     draws = op.further(definition, case) if further else None
-    options: dict[str, Any] = {
-        "further": draws and asdict(draws),
-        "seed": seeds[-1],
-        "device": torch.device(implementation.device),
-    }
+    options: dict[str, Any] = {"seed": seeds[-1], "device": torch.device(implementation.device)}
+    options["further"] = draws and asdict(draws)
     return {str(name): value for name, value in calls.stacked_draws(draw, list(inputs.values()), seeds, **options)}
 
 
@@ -261,15 +258,11 @@ class Runner:
     ) -> tuple[Tensors, list[str]]:
         """Outputs of one more call, with inputs in the memory of `places`; and names of those at `addresses`."""
         values = dict(self._given(case, drawn))
-        for name, memory in (places or {}).items():
+        for name, held in (places or {}).items():
             value = values[name]
-            if (
-                isinstance(value, torch.Tensor)
-                and isinstance(memory, torch.Tensor)
-                and value.shape == memory.shape
-            ):
-                memory.data.copy_(value)  # through .data, so that the tensor's version stays
-                values[name] = memory
+            if isinstance(value, torch.Tensor) and isinstance(held, torch.Tensor) and value.shape == held.shape:
+                held.data.copy_(value)  # through .data, so that the tensor's version stays
+                values[name] = held
         tensors, returned = self._called(case, values)
         return tensors, [name for name, value in returned.items() if address_of(value) in addresses]
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from traceproof.sandbox import kernel
@@ -69,7 +70,7 @@ def lacking(layers: Mapping[str, str]) -> list[str]:
 def new_user() -> None:
     """Enter a user namespace of the same user and group, with every capability inside it and none outside."""
     user, group = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.CLONE_NEWUSER)
+    kernel.call("unshare", kernel.CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
@@ -81,7 +82,7 @@ def leave(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
     flags |= kernel.CLONE_NEWIPC if "ipc" in plan else 0
     flags |= kernel.CLONE_NEWNS if {"files", "process"} & plan else 0
     if flags:
-        kernel.unshare(flags)
+        kernel.call("unshare", flags)
     if flags & kernel.CLONE_NEWNS:
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     if "files" in plan:
@@ -121,17 +122,10 @@ def probe(stage: str, without: Collection[str] = ()) -> tuple[frozenset[str], di
         states = {name: LEFT_OUT if name in without else HOLDS for name in LAYERS}
         if outcome_of(lambda: _try_all(plan, seen, stage)) == HOLDS:
             return plan, states
-
-        def attempt(layer: str, call: Callable[[], object]) -> None:
-            if layer not in without:
-                states[layer] = outcome_of(call)
-
-        attempt("user", new_user)
-        user = states["user"] == HOLDS
-        for name in (one for one in LAYERS if one != "user"):
+        for name in (one for one in LAYERS if one not in without):  # the user namespace first
             single = {name} | ({"files"} if name == "process" else set())
-            single |= {"user"} if user and name not in {"system_calls", "landlock"} else set()
-            attempt(name, lambda plan=frozenset(single): _try_all(plan, seen, stage))  # type: ignore[misc]
+            single |= {"user"} if states["user"] == HOLDS and name not in {"system_calls", "landlock"} else set()
+            states[name] = outcome_of(partial(_try_all, frozenset(single), seen, stage))
     return frozenset(name for name, state in states.items() if state == HOLDS), states
 
 
@@ -151,7 +145,7 @@ def _try_all(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
     if "process" not in plan:
         inside()
         return
-    kernel.unshare(kernel.CLONE_NEWPID)
+    kernel.call("unshare", kernel.CLONE_NEWPID)
     problem = outcome_of(inside)
     if problem != HOLDS:
         raise OSError(problem.removeprefix(ABSENT))

@@ -79,14 +79,9 @@ def syscall(name: str, *arguments: ctypes.c_void_p | ctypes.Array[ctypes.c_char]
     return checked(LIBC.syscall(ctypes.c_long(number), *words), name)
 
 
-def unshare(flags: int) -> None:
-    """Move this process into new namespaces, of the kinds in `flags`."""
-    checked(LIBC.unshare(ctypes.c_int(flags)), "unshare")
-
-
-def setns(fd: int, kind: int) -> None:
-    """Enter the namespace of a descriptor; a PID namespace is entered only by later children."""
-    checked(LIBC.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+def call(name: str, *arguments: int) -> None:
+    """Call unshare(flags) or setns(descriptor, kind); a PID namespace is entered only by later children."""
+    checked(getattr(LIBC, name)(*map(ctypes.c_int, arguments)), name)
 
 
 def mount(

@@ -127,12 +127,8 @@ class Pool:
     def worker(self, limits: model.Limits, scratch: Path, at: Path | None = None) -> "Conversation":
         """A new worker; a failure to start one shows at its first message. Raises as `layers` does."""
         folder = scratch.resolve()
-        said = {
-            "limits": limits.as_json(),
-            "scratch": str(folder),
-            "at": str(at or folder),
-            "conceal": self._conceal,
-        }
+        said: dict[str, Any] = {"scratch": str(folder), "at": str(at or folder)}
+        said |= {"limits": limits.as_json(), "conceal": self._conceal}
         with self._lock:
             self._start()
             data, their_data = socket.socketpair()
@@ -161,8 +157,7 @@ class Pool:
         self._open.enter_context(self._control)
         python = self.python or sys.executable
         readable = [os.path.abspath(path) for path in self.readable]  # noqa: PTH100 - links stay links
-        order: dict[str, Any] = {"gpu": self.gpu, "readable": readable, "without": sorted(self.without)}
-        order["modules"] = list(self.preload)
+        order = {"gpu": self.gpu, "readable": readable, "without": sorted(self.without), "modules": self.preload}
         command = [python, "-P", "-m", "traceproof.sandbox.worker", str(theirs.fileno()), json.dumps(order)]
         try:
             with theirs, (folder / "log").open("wb") as log:
@@ -238,12 +233,7 @@ class WorkerSession:
         with self._starting:
             self._open.close()
 
-    def ask(
-        self,
-        item: Any,  # noqa: ANN401 - any JSON value; with files, an object
-        seconds: float | None = None,
-        files: Sequence[int] = (),
-    ) -> model.Reply:
+    def ask(self, item: Any, seconds: float | None = None, files: Sequence[int] = ()) -> model.Reply:  # noqa: ANN401 - any JSON value; with files, an object
         """Run one item, in `seconds` or the limit's; the content of its files counts against no limit."""
         self.start()
         if self._refused is not None:
@@ -296,9 +286,9 @@ class Conversation:
         output: int,
         life: socket.socket,
         limits: model.Limits,
-        layers: Mapping[str, str],  # around it, as its interpreter found them
+        layers: Mapping[str, str],
     ) -> None:
-        self.layers = layers
+        self.layers = layers  # around it, as its interpreter found them
         self._data, self._output, self._life = data, output, life
         self._limits, self._most = limits, limits.message_bytes + ANSWER_SPACE
         self._printed = 0  # bytes since the last message

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     if "process" in plan:
         # A process namespace owned by that user namespace: `serve` returns to it by setns, which would be refused
         # for the machine's.
-        kernel.unshare(kernel.CLONE_NEWPID)
+        kernel.call("unshare", kernel.CLONE_NEWPID)
         inner = os.fork()
         if inner:
             control.close()
@@ -160,14 +160,14 @@ def serve(control: socket.socket, spec: WorkerSpec) -> None:
         with data, supervisor, os.fdopen(output, "wb"):
             try:
                 if "process" in spec.plan:
-                    kernel.unshare(kernel.CLONE_NEWPID)
+                    kernel.call("unshare", kernel.CLONE_NEWPID)
                 if os.fork() == 0:
                     control.close()
                     os.dup2(output, 1)
                     os.dup2(output, 2)
                     run_and_exit(lambda: guard(spec.told(request), data, supervisor))  # noqa: B023 - never returns
                 if "process" in spec.plan:
-                    kernel.setns(own, kernel.CLONE_NEWPID)
+                    kernel.call("setns", own, kernel.CLONE_NEWPID)
             except OSError as error:
                 report(supervisor, {"failed": str(error)})
 
@@ -339,11 +339,8 @@ def work(spec: WorkerSpec, data: socket.socket) -> None:
 def set_limits(spec: WorkerSpec) -> None:
     """Set the kernel's limits, which are per process; the guard's are on sums over processes."""
     limits, cores = spec.limits, os.cpu_count() or 1
-    values = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: limits.file_bytes,
-        resource.RLIMIT_NOFILE: OPEN_FILES,
-    }
+    values = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES}
+    values[resource.RLIMIT_FSIZE] = limits.file_bytes
     major, minor, *_ = os.uname().release.replace("-", ".").split(".")
     if "user" in spec.plan and (int(major), int(minor)) >= (5, 14):
         # before 5.14 it counts all processes of the user on the machine
