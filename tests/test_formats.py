@@ -31,6 +31,7 @@ from traceproof.ops.formats import (
     UP,
     Format,
     pack,
+    scale_blocks,
     swizzle,
     swizzled_size,
     unpack,
@@ -154,6 +155,14 @@ def test_what_lies_beyond_saturates_or_overflows() -> None:
     assert E4M3.encode(values[1:]).tolist() == [126, 126, 126, 126, 126, 126, 254, 127]
     assert E4M3.encode(values[1:4], saturate=False).tolist() == [126, 127, 127]
     assert E8M0.encode(torch.tensor([0.0, -1.0, 1e-45, math.inf, math.nan])).tolist() == [0, 0, 0, 254, 255]
+
+
+@pytest.mark.parametrize("grid", [(1, 3), (3, 3), (2, 2), (2, 4)])
+def test_blocks_that_are_cut_short_have_neither_too_few_nor_too_many_scales(grid: tuple[int, int]) -> None:
+    rows, scales = torch.ones(160, 320), torch.arange(6.0).view(2, 3)
+    assert scale_blocks(rows, scales, height=128)[::128, ::128].tolist() == scales.tolist()
+    with pytest.raises(RuntimeError):
+        scale_blocks(rows, torch.ones(grid), height=128)
 
 
 @CODES

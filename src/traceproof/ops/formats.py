@@ -175,8 +175,9 @@ def scale_blocks(rows: torch.Tensor, scales: torch.Tensor, *, height: int, width
     The last blocks may be cut short. Raises RuntimeError: there are too few or too many.
     """
     if rows.shape[0] % height or rows.shape[1] % width:
-        scales = scales.repeat_interleave(height, 0)[: rows.shape[0]].repeat_interleave(width, 1)
-        return rows * scales[:, : rows.shape[1]].to(rows.dtype)
+        filled = torch.nn.functional.pad(rows, (0, -rows.shape[1] % width, 0, -rows.shape[0] % height))
+        scaled = scale_blocks(filled, scales, height=height, width=width)
+        return scaled[: rows.shape[0], : rows.shape[1]].contiguous()
     blocks = rows.view(scales.shape[0], height, scales.shape[1], width)
     return (blocks * scales.to(rows.dtype)[:, None, :, None]).view(rows.shape)
 

@@ -51,23 +51,21 @@ MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", causal=True, **ST
 NOPE = 128  # channels of a key's part that is not rotated, where no axis says how many
 
 
-def side_by_side(
-    wide: Wide, *, turned: bool = False, shared: Part = same, code: Part = E4M3.round, split: int = NOPE
-) -> Tensors:
+def side_by_side(wide: Wide, *, turned: bool = False, shared: Part = same, code: Part = E4M3.round) -> Tensors:
     """Keys [k_nope | k_rope], the rotated part being the same for all heads; in the fp8 form also the values.
 
     There `kv_nope` holds each head's k_nope and value side by side. Mutants exchange the parts (`turned`), or
-    change the rotated part (`shared`), the rounding to fp8 (`code`) or where values begin (`split`).
+    change the rotated part (`shared`) or the rounding to fp8 (`code`).
     """
     if "k_nope" in wide:
         nope, rope = wide["k_nope"], shared(wide["k_rope"])
     else:
-        nope, rope = wide["kv_nope"][..., :split], shared(wide["k_pe"])[:, None]
+        nope, rope = wide["kv_nope"][..., :NOPE], shared(wide["k_pe"])[:, None]
     parts = [nope, rope.expand(*nope.shape[:2], -1)]
     keys = torch.cat(parts[::-1] if turned else parts, -1)
     if "k_nope" in wide:
         return {"k_out": keys}
-    return {"key": code(keys), "value": code(wide["kv_nope"][..., split:])}
+    return {"key": code(keys), "value": code(wide["kv_nope"][..., NOPE:])}
 
 
 def coded(**ways: Any) -> Part:  # noqa: ANN401 - of a format

@@ -12,7 +12,7 @@ from traceproof.dataset.constants import Rule
 from traceproof.dataset.definition import DType
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, compared_with, draft, dtype_name
+from traceproof.models.drafts import Extraction, Facts, call_of, compared_with, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
@@ -532,14 +532,10 @@ def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     return {"q_heads": keys, "v_heads": values, "dim": facts.get("head_k_dim"), "v_dim": facts.get("head_v_dim")}
 
 
-def _drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    """Drafts of decode, verification of draft tokens (mtp) and prefill."""
-    return (draft(GDN.op_type, f"gdn_{stage}", dict(call.facts)) for stage in ("decode", "mtp", "prefill"))
-
-
+STAGES = ("decode", "mtp", "prefill")  # mtp verifies draft tokens
 GDN.extraction = Extraction(
     readers={"RadixLinearAttention": ("linear_attention", _delta_net)},
     calls={"linear_attention": _call},
     differs={"gdn": lambda call, evidence: compared_with("state", _terms, v_dim=call["dim"])(call, evidence)},
-    drafts={"gdn": _drafts},
+    drafts={"gdn": lambda call, _: (draft(GDN.op_type, f"gdn_{one}", dict(call.facts)) for one in STAGES)},
 )

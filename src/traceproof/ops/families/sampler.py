@@ -607,11 +607,6 @@ def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) ->
     return torch.multinomial(probs, trials, replacement=True, generator=generator)
 
 
-def most_probable_always(_: Wide, probs: torch.Tensor) -> torch.Tensor:
-    """A mutant's distribution: the most probable token always."""
-    return (torch.arange(probs.shape[1]) == 0).to(probs.dtype).expand_as(probs)
-
-
 def without_crossing(wide: Wide, probs: torch.Tensor) -> torch.Tensor:
     """A mutant's distribution: the token that crosses p is left out."""
     crossing = (probs > 0).sum(-1, keepdim=True) - 1
@@ -626,7 +621,10 @@ MUTANTS = (
     altered("top-p ignored", "top_p", change=lambda p: torch.ones_like(p)),
     altered("p x 0.9", "top_p", change=lambda p: p * 0.9),
     Mutant("crossing token left out", applies=has("top_p"), probs=without_crossing),
-    Mutant("most probable token always", probs=most_probable_always),
+    Mutant(
+        "most probable token always",
+        probs=lambda _, probs: torch.eye(1, probs.shape[1]).to(probs).expand_as(probs),
+    ),
     Mutant("support sampled evenly", probs=lambda _, probs: (probs > 0).double()),
     Mutant("probabilities squared", probs=lambda _, probs: probs.square()),
     Mutant(
