@@ -350,9 +350,9 @@ def test_without_a_process_namespace_one_may_signal_oneself_only(machine: str) -
         assert verdict(code, machine, of(machine, call), {0: 77}) == ALLOWED
         assert verdict(code, machine, of(machine, call), {0: 78}) == EPERM
         assert verdict(code, machine, of(machine, call), {0: 0xFFFFFFFF}) == EPERM  # kill(-1): everyone
-    for call in kernel.ON_PROCESSES.values():
-        assert verdict(code, machine, of(machine, call), {0: 0}) == ALLOWED
-        assert verdict(code, machine, of(machine, call), {0: 78}) == EPERM
+    for numbers in kernel.ON_PROCESSES.values():
+        assert verdict(code, machine, of(machine, numbers), {0: 0}) == ALLOWED
+        assert verdict(code, machine, of(machine, numbers), {0: 78}) == EPERM
 
 
 def test_the_other_tables_of_system_calls_are_closed() -> None:
