@@ -295,13 +295,18 @@ def test_a_planted_violation_is_found(tmp_path: Path, code: str, name: str) -> N
         ("def make(*, device='cuda'): ...", ["KL201"]),
         ("with torch.autocast('cuda'): ...", ["KL201"]),
         ("x = y.to(f'cuda:{i}')", ["KL201"]),
+        ("device = f'cuda_of_{host}'", []),
         ("skip = not torch.cuda.is_available()", ["KL202"]),
         ("x = torch.zeros(3, device=device)\ny = 'cuda is fine in prose'", []),
     ],
 )
 def test_a_hard_coded_device_or_platform_is_found_in_tests(tmp_path: Path, line: str, codes: list[str]) -> None:
     assert linted(tmp_path, line + "\n", "test_x.py") == codes
-    assert linted(tmp_path, line + "\n", "x.py") == []
+    (tmp_path / "tests" / "mine").mkdir(parents=True)
+    assert linted(tmp_path, line + "\n", "tests/x.py") == codes
+    assert (
+        linted(tmp_path, line + "\n", "tests/mine/x.py") == []
+    )  # of a folder, what lies above counts for nothing
 
 
 def test_the_command_gives_exit_codes_and_json(tmp_path: Path) -> None:
@@ -322,6 +327,13 @@ def test_a_folder_without_python_is_refused_and_a_file_that_is_none_is_a_finding
         lint_kernels(tmp_path)
     assert linted(tmp_path, "def f(:") == ["KL000"]
     assert linted(tmp_path, f"x = {'-' * 50_000}1") == ["KL000"]
+    assert [finding.code for finding in lint_kernels(tmp_path, select=["KL1"]).findings] == ["KL000"]
+
+
+def test_only_line_breaks_of_python_end_a_line(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text("ENDS = '\u2028\x85'\n\x0c\nx = y.cuda()\n")
+    (finding,) = lint_kernels(tmp_path).findings
+    assert finding.text == "x = y.cuda()"
 
 
 def test_a_helper_that_is_called_like_a_cast_is_none(tmp_path: Path) -> None:

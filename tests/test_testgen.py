@@ -47,7 +47,7 @@ from traceproof.testgen.generate import (
     state,
 )
 from traceproof.testgen.generate import GenerateOptions as Wanted
-from traceproof.testgen.running import DefinitionTestRow, OpTypeTests, run_tests
+from traceproof.testgen.running import DefinitionTestRow, OpTypeTests, read_rows, run_tests, write_rows
 from traceproof.testgen.suite import LARGE, SuiteCase, threads
 from traceproof.testgen.summary import described, judged, table
 from traceproof.testgen.texts import render, served
@@ -313,6 +313,12 @@ def row(**changes: Any) -> DefinitionTestRow:  # noqa: ANN401 - values of a row
     plain |= {"test": "test_correctness", "case": "small-0", "outcome": "passed", "message": "", "seconds": 0.5}
     found: DefinitionTestRow = plain | changes  # type: ignore[assignment]
     return found
+
+
+def test_rows_are_read_as_they_were_written_whatever_a_message_holds(tmp_path: Path) -> None:
+    rows = [row(message="a\u2028b\x85c\rd\ne"), row()]
+    write_rows(rows, tmp_path / "rows.jsonl")
+    assert read_rows([tmp_path / "rows.jsonl"]) == rows
 
 
 def known(**changes: Any) -> Known:  # noqa: ANN401 - values of an entry

@@ -565,18 +565,19 @@ def test_a_bomb_ends_its_own_worker_in_a_typed_error(whole: Workers, name: str) 
 
 
 def removed(count: int) -> list[int]:
-    """Open files of 16 MiB that have no name any more."""
+    """Open files of 16 MiB that have no name any more; their names had two lines for `bytes.splitlines`."""
     held = []
     for number in range(count):
-        held.append(os.open(str(number), os.O_RDWR | os.O_CREAT))
-        Path(str(number)).unlink()
+        held.append(os.open(f"{number}\rx", os.O_RDWR | os.O_CREAT))
+        Path(f"{number}\rx").unlink()
         os.write(held[-1], bytes(16 * MIB))
     return held
 
 
 def removed_and_mapped(count: int) -> None:
     libc = ctypes.CDLL(None)
-    for file in removed(count):
+    for _ in range(count):
+        (file,) = removed(1)
         libc.mmap(None, ctypes.c_size_t(PAGE), 1, 1, file, ctypes.c_long(0))
         os.close(file)
 

@@ -47,7 +47,7 @@ class TestFile:
 
     def __init__(self, path: Path, text: str, conftest: "TestFile | None" = None) -> None:
         self.path, self.conftest = path, conftest
-        self.lines = text.splitlines()
+        self.lines = text.split("\n")
         self.tree = parse_quietly(text)
 
     def finding(self, node: ast.AST, code: str, evidence: str) -> Finding:

@@ -495,6 +495,7 @@ CHECKS = names(
 def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | None = None) -> LintReport:
     """Lint a file, or every Python file of a folder, for codes that start with one of `select` (empty: all).
 
+    A file that can not be read is a finding (KL000) whatever is selected.
     Raises TraceproofError: no file, no such code, or no usable baseline.
     """
     base, paths = (
@@ -502,19 +503,20 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
     )
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
-    codes, findings, count = chosen("KL", select), list[Finding](), 0
+    codes, findings, count = {*chosen("KL", select), "KL000"}, list[Finding](), 0
     for path in paths:
         relative = path.relative_to(base)
         try:
             text = path.read_text(encoding="utf-8-sig")
-            tree, lines = parse_quietly(text), text.splitlines()
+            tree, lines = parse_quietly(text), text.split("\n")
             found = findings_of(relative, tree, lines)
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
             findings.append(Finding("KL000", "", explain(error), relative, 1, 1))
             continue
         count += sum(1 for _ in kernels(tree))
         findings += found
-        if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
+        below = (base.resolve().name, *relative.parts)
+        if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in below:
             findings += _platform(relative, tree, lines)
     read = {"files": len(paths), "kernels": count}
     return reported((finding for finding in findings if finding.code in codes), read, baseline)
@@ -555,6 +557,6 @@ def _is_cuda(node: ast.expr | None) -> bool:
         case ast.Constant(value=str() as text):
             return text == "cuda" or text.startswith("cuda:")
         case ast.JoinedStr(values=[ast.Constant(value=str() as text), *_]):
-            return text.startswith("cuda")
+            return text.startswith("cuda:")
         case _:
             return False

@@ -179,7 +179,7 @@ def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -
     wanted += [path for path in sys.path if path]
     for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
         wanted += [path for path in os.environ.get(name, "").split(os.pathsep) if path]
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     loaded = ("/" + line.partition("/")[2] for line in maps if ".so" in line.partition("/")[2])
     wanted += sorted({str(Path(path).parent) for path in loaded})
     patterns = (*DEVICES, *(GPU_DEVICES if gpu else ()))

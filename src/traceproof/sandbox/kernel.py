@@ -349,7 +349,7 @@ def _found(pid: int, read: Callable[[str], list[T]]) -> list[T]:
 
 def status_bytes(pid: int, *fields: bytes) -> int:
     """Sum of fields of a process's status, such as b"VmRSS:", in bytes; 0 if it has ended."""
-    lines = _found(pid, lambda of: [one for one in _read(f"{of}/status").splitlines() if one.startswith(fields)])
+    lines = _found(pid, lambda of: [one for one in _read(f"{of}/status").split(b"\n") if one.startswith(fields)])
     return sum(int(line.split()[1]) * 1024 for line in lines)
 
 
@@ -378,7 +378,7 @@ def removed_bytes(pid: int, folder: str) -> int:
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(file)  # noqa: PTH116
                 opened[status.st_ino] = 0 if status.st_nlink else status.st_blocks * 512
-    lines = _found(pid, lambda of: Path(f"{of}/maps").read_bytes().splitlines())
+    lines = _found(pid, lambda of: Path(f"{of}/maps").read_bytes().split(b"\n"))
     mapped = (line.split(maxsplit=5) for line in lines if line.endswith(b" (deleted)"))
     inodes = {int(inode) for *_, inode, path in mapped if os.fsdecode(path).startswith(folder)}
     if inodes - opened.keys():
