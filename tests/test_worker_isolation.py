@@ -601,8 +601,17 @@ def deep(count: int) -> None:
         Path(str(number)).write_bytes(bytes(16 * MIB))
 
 
+def nested(count: int) -> None:
+    """Files in more folders, one inside of the other, than Python calls functions."""
+    for _ in range(1500):
+        Path("x").mkdir()
+        os.chdir("x")
+    for number in range(count):
+        Path(str(number)).write_bytes(bytes(16 * MIB))
+
+
 HIDDEN: dict[str, Callable[[int], object]] = {
-    one.__name__: one for one in (removed, removed_and_mapped, in_a_thread, deep)
+    one.__name__: one for one in (removed, removed_and_mapped, in_a_thread, deep, nested)
 }
 
 

@@ -296,21 +296,20 @@ class Guard:
 
 def folder_bytes(folder: Path) -> int:
     """Bytes on disk of a folder's files; 2^62 if there are more than SCRATCH_ENTRIES or not all can be seen."""
-    total = entries = 0
-
-    def failed(error: OSError) -> None:  # its path is too long, or nobody may look into it
-        if not isinstance(error, FileNotFoundError):
-            raise error
-
+    total, entries, todo = 0, 0, [str(folder)]
     try:
-        for here, folders, files in os.walk(folder, onerror=failed):
-            entries += len(folders) + len(files)
-            if entries > SCRATCH_ENTRIES:
-                return 1 << 62
-            for name in files:
-                with contextlib.suppress(FileNotFoundError):
-                    total += os.lstat(f"{here}/{name}").st_blocks * 512
-    except OSError:
+        while todo:
+            with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as listing:
+                for entry in listing:
+                    entries += 1
+                    if entries > SCRATCH_ENTRIES:
+                        return 1 << 62
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    else:
+                        with contextlib.suppress(FileNotFoundError):
+                            total += entry.stat(follow_symlinks=False).st_blocks * 512
+    except OSError:  # a path is too long, or nobody may look into it
         return 1 << 62
     return total
 
