@@ -333,9 +333,8 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     """
     paths = sorted((source.run / "verdicts").glob("*.jsonl"))
     if not paths:  # checked before the dataset, which is not fetched before the first run
-        narrower = ", ".join(f"selections/{path.name}" for path in sorted(source.run.glob("selections/*")))
-        todo = f", or name a narrower run by --selection: {narrower}" if narrower else ""
-        raise TraceproofError(f"no verdicts below {source.run}", todo=f"Verify first: `traceproof verify`{todo}.")
+        todo = f"Verify first: `traceproof verify`{verified.or_narrower(source.run)}."
+        raise TraceproofError(f"no verdicts below {source.run}", todo=todo)
     verdicts = verified.implementation_verdicts(row for path in paths for row in each_row(path))
     tree = read_tree(source.dataset)
     verifications = {

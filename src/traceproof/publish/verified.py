@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
@@ -20,6 +21,12 @@ from traceproof.text import markdown
 
 STATUS = "status:"
 NEEDED = 2  # ground truths that are needed if the reference's float64 shadow replaces an oracle
+
+
+def or_narrower(results: Path) -> str:
+    """End of the advice to run everything: the narrower runs in a results folder; empty if there are none."""
+    names = ", ".join(f"selections/{path.name}" for path in sorted(results.glob("selections/*")))
+    return f", or name a narrower run by --selection: {names}" if names else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

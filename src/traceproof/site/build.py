@@ -30,6 +30,7 @@ from traceproof.publish.verified import (
     Verification,
     implementation_verdicts,
     model_rows,
+    or_narrower,
     verification,
 )
 from traceproof.reasons import WORST_FIRST, Skip, Verdict
@@ -217,9 +218,7 @@ class Finished:
         """Content of summary.json. Raises TraceproofError: it is missing, or made of other verdicts."""
         if not (self.run / "summary.json").is_file():
             problem = f"none was started in {self.run}, or it was interrupted before its report"
-            narrower = ", ".join(f"selections/{path.name}" for path in sorted(self.results.glob("selections/*")))
-            todo = "Run `traceproof verify`, which goes on from what is finished"
-            todo += f", or name a narrower run by --selection: {narrower}." if narrower else "."
+            todo = f"Run `traceproof verify`, which goes on from what is finished{or_narrower(self.results)}."
             raise TraceproofError("there is no finished run to show", problems=[problem], todo=todo)
         try:
             return read_summary(self.run / "summary.json")
