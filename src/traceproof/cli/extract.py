@@ -134,7 +134,7 @@ def listing_text(listed: Mapping[str, Any]) -> str:
         return text + UNREAD
     both = [model["name"] for model in listed["architectures"] if model["transformers_model_type"]]
     others = [model["name"] for model in listed["architectures"] if not model["transformers_model_type"]]
-    text += f"\n{len(both)} causal language models that transformers has too (docs/measurements.md tells how many "
+    text += f"\n{len(both)} causal language models that transformers has too (docs/extraction.md tells how many "
     text += f"were read):\n{', '.join(both)}\n\n{len(others)} other classes of SGLang {listed['version']}, "
     return f"{text}encoders and drafts among them; most need --single-reading:\n{', '.join(others)}\n"
 
