@@ -92,7 +92,7 @@ def shown(definition: Definition) -> tuple[dict[str, str], set[str]]:
 
 
 def row(definition: Definition, seen: Mapping[str, str], judged: set[str]) -> str:
-    """A row of the table in docs/judging.md."""
+    """A row of the table in docs/inputs.md."""
     by_case: dict[str, list[str]] = {}
     unread = registry.get(definition.op_type).of_form(definition).unread(definition)
     for name in definition.inputs:
@@ -108,7 +108,7 @@ def test_every_input_matters_and_every_output_is_judged(definition: Definition) 
     op = registry.get(definition.op_type).of_form(definition)
     assert definition.inputs.keys() - seen.keys() == op.unread(definition).keys()
     assert judged == op.judged(definition).keys()
-    assert row(definition, seen, judged) in (ROOT / "docs" / "judging.md").read_text(encoding="utf-8")
+    assert row(definition, seen, judged) in (ROOT / "docs" / "inputs.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("definition", FORMS, ids=lambda definition: definition.name)
