@@ -354,7 +354,7 @@ def check(  # noqa: PLR0913 - all but one have defaults
     dataset: str | Path | None = None,
     **axes: Axis,
 ) -> Report:
-    """Call a function on an op's adversarial cases and judge its outputs; in this process, on one CPU thread.
+    """Call a function on inputs that kernels find hard, and judge its outputs; in this process, on one CPU thread.
 
     Args:
         function: takes the definition's inputs by position, in its order, and returns its outputs: one tensor, a
@@ -365,11 +365,11 @@ def check(  # noqa: PLR0913 - all but one have defaults
         sizes: out of small, medium, large, stress; edge and adversarial cases are always there.
         cases: ids of cases, as in a report; empty: all.
         seed: of the inputs.
-        tolerance: atol and rtol instead of the calibrated limits.
+        tolerance: atol and rtol instead of the calibrated limits; proves nothing.
         gradients: whether wrong gradients count, or for which inputs. If the function supports autograd, those of
             one case are reported anyway; if they count, all cases' are compared.
-        isolated: whether not to trust it: its file runs in separate processes, also on hidden cases, and its side
-            effects are judged, as by `judge_file`.
+        isolated: True for code that you do not trust: its file runs in separate processes, also on hidden cases,
+            and its side effects are judged, as by `judge_file`.
         device: `cpu` or `cuda`, for the inputs; None: CUDA if there is a GPU.
         dtype: as in `definition`.
         dataset: likewise.
@@ -797,7 +797,7 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     dataset: str | Path | None = None,
     **axes: Axis,
 ) -> None:
-    """Judge outputs that were computed elsewhere.
+    """Judge outputs that were computed elsewhere: one call's inputs, and what came of it.
 
     Args:
         of: as in `definition`; sizes and dtypes that the inputs show can be left out.

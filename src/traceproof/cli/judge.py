@@ -36,7 +36,7 @@ PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
 Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
-Demand = Annotated[list[str] | None, typer.Option(help="A property without which it is refused, beside others.")]
+Demand = Annotated[list[str] | None, typer.Option(help="Refuse it without this property, too, e.g. errors.")]
 Sign = Annotated[
     Path | None, typer.Option(metavar="KEY.pem", help="Sign certificates: an Ed25519 key (beside it, .json.sig).")
 ]
@@ -48,8 +48,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         str,
         typer.Argument(
             metavar="FILE_OR_FOLDER",
-            help="A solution: .json, .py, .cu, FILE::FUNCTION; or a folder of them: only the first waits for "
-            "PyTorch.",
+            help="A solution: .json, .py, .cu, FILE::FUNCTION; or a folder of them.",
         ),
     ],
     *,
@@ -76,7 +75,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     out: options.Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Judge a kernel by the float64 oracle of its definition, on cases that it can not know; writes a certificate.
+    """Judge a kernel by the float64 oracle of its definition, on cases that it can not know; write a certificate.
 
     Exit codes: 0 accepted, 1 refused, 2 bad use or input, or a solution was not judged, as without a GPU.
     """

@@ -102,7 +102,7 @@ def coverage(
     gaps: Annotated[int, typer.Option(min=0, help="Pairs shown.")] = 10,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Report one-way and pairwise coverage of a kernel library's tests, and a smallest case for every gap.
+    """Report which values and pairs of values a kernel library's tests cover, and a smallest case for each gap.
 
     Exit codes: 0 reported, 2 bad use or input.
     """

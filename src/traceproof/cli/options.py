@@ -55,7 +55,9 @@ ModelsTs = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", callback=_folder, help="Where it goes; a folder of the results if left out."),
+    typer.Option(
+        metavar="FOLDER", callback=_folder, help="Folder to write to; one in the results folder if left out."
+    ),
 ]
 DefinitionsOut = Annotated[
     Path | None, typer.Option("--output-dir", callback=_folder, help="The dataset's folder to write to.")
@@ -94,8 +96,10 @@ FlashInfer = Annotated[
 Sizes = Annotated[list[str] | None, typer.Option("--test-sizes", help="Sizes: small medium large stress.")]
 Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the inputs.")]
-HiddenSeed = Annotated[int | None, typer.Option(min=1, help="What hidden cases follow from; drawn if not given.")]
-Force = Annotated[bool, typer.Option("--force", help="Do again what is done already.")]
+HiddenSeed = Annotated[
+    int | None, typer.Option(min=1, help="The number that hidden cases follow from; drawn if not given.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Do finished work again, too.")]
 WeakIsolation = Annotated[
     bool, typer.Option("--allow-weak-isolation", help="Run untrusted code where it can not be isolated whole.")
 ]

@@ -125,14 +125,14 @@ def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
 
 def diff_command(
     before: Annotated[
-        str, typer.Argument(metavar="A", help="Start of a lock digest, previous, or a file.")
+        str, typer.Argument(metavar="A", help="previous, latest, the start of a state's digest, or a file.")
     ] = "previous",
-    after: Annotated[str, typer.Argument(metavar="B", help="The same; latest.")] = "latest",
+    after: Annotated[str, typer.Argument(metavar="B", help="The same.")] = "latest",
     *,
     json_file: options.JsonFile = None,
     markdown: options.MarkdownFile = None,
 ) -> None:
-    """Compare the verdicts of two states.
+    """Compare the verdicts of two states, as before and after a bump of a package.
 
     Exit codes: 0 nothing got worse, 1 something did, 2 bad use.
     """

@@ -51,7 +51,7 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     ] = False,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Clone or update the sources at the pins of sources.lock, which only options change, not moved branches.
+    """Clone or update the sources that sources.lock pins. Only options change a pin; a moved branch does not.
 
     A release that is not there yet comes from git, at the commit of its tag, which is pinned too. If git can not
     reach the repository, it comes from the package index, and a line says so. A source that can not be fetched
@@ -267,7 +267,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     dataset: options.Dataset = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Find the first commit whose ground truth has another verdict; irrelevant commits are not run.
+    """Find the first commit whose ground truth has another verdict. Commits of equal content are run once.
 
     Exit codes: 0 found, 2 bad use, or both ends have the same verdict.
     """

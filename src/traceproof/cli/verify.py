@@ -47,7 +47,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     seed: options.Seed = None,
     force: options.Force = False,
     hidden_seed: Annotated[
-        int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
+        int | None, typer.Option(help="The number that hidden cases follow from; by default the results folder's.")
     ] = None,
     allow_weak_isolation: options.WeakIsolation = False,
     dataset: options.Dataset = None,
