@@ -1,7 +1,7 @@
 """Figures for every verdict, in float64, and the specification's tolerance table, which does not decide.
 
 Why it does not: at N(0, 1) and 2,048 keys an all-zeros attention output passes an 85 % hit ratio, and the bfloat16
-row does not see one dropped token (docs/measurements.md has the rates).
+row does not see one dropped token.
 """
 
 import math

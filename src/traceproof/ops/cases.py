@@ -23,7 +23,7 @@ EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
-# Bytes that a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.
+# Bytes that a case needs, by its op's estimate, to count as large.
 LARGE_BYTES = 64 << 20
 
 TILES = (16, 32, 64, 128, 256, 512, 1024)  # elements that kernels take at a time
