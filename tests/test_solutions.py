@@ -7,16 +7,19 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import forked
 import pytest
+import torch
 from definitions import rmsnorm, write
 from solution_judge import DATASET, LIMITS, SolutionJudge, candidate, solution_judge
 
-from traceproof.cli.judge import Session
+from traceproof.cli.judge import Session, judge_command
 from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
@@ -27,7 +30,7 @@ from traceproof.solutions.judging import Judge, blocked, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings, SolutionRow, SolutionTrial, objections
 from traceproof.solutions.render import as_json, page, table
-from traceproof.solutions.trial import bad
+from traceproof.solutions.trial import SolutionRun, bad
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 NAME = "rmsnorm_h96"
@@ -233,7 +236,7 @@ def test_a_certificate_says_what_was_asked_run_and_seen(process: Judge, tmp_path
 def test_a_page_escapes_whatever_a_solution_says(process: Judge, tmp_path: Path) -> None:
     certificate = _judged(process, f"import os\n{RETURNS}", tmp_path)
     assert not certificate.accepted
-    assert "refused" in certificate.reasons[0]
+    assert certificate.reasons[0].startswith("refused: mine.py, line 1, column 1: import: os is not among")
     hostile = certificate.model_copy(update={"solution": "<script>x</script>"})
     assert "<script>" not in page(hostile)
     assert "&lt;script&gt;" in page(hostile)
@@ -245,6 +248,19 @@ def test_a_definition_in_a_file_of_its_own(tmp_path: Path) -> None:
         assert target.definition.name == "mine"
     with pytest.raises(TraceproofError, match="rmsnorm_h96"), target_of("rmsnorm_96", DATASET):
         pass
+
+
+def test_a_problem_that_can_not_be_read_says_why(process: Judge, tmp_path: Path) -> None:
+    settings = JudgeSettings(python=forked.interpreter(), sizes=("small",), hidden_seed=5, weak=True)
+    with pytest.raises(TraceproofError, match=r"absent.py is no problem: .*No such file"):
+        process.problem(str(tmp_path / "absent.py"), settings)
+
+
+def test_the_command_that_repeats_has_all_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = Mock(return_value=([], []))
+    monkeypatch.setattr("traceproof.cli.judge._judged", judged)
+    judge_command("mine.py", definition=NAME, stack="fla", allow_weak_isolation=True)
+    assert judged.call_args.args[2] == ["--definition", NAME, "--stack", "fla", "--allow-weak-isolation"]
 
 
 def test_a_kernel_for_a_gpu_says_that_there_is_none(tmp_path: Path) -> None:
@@ -350,6 +366,17 @@ def test_without_an_oracle_the_references_shadow_says_what_is_right(
 def test_a_form_that_its_op_does_not_know_is_judged_by_the_shadow_too(without_oracle: SolutionJudge) -> None:
     trial = without_oracle.trial(candidate("one", "def run(x):\n    return x.sum(1)\n"), "odd_d32")
     assert (trial.against, bad(trial.rows)) == ("shadow", [])
+
+
+def test_threads_take_turns_with_the_reference(without_oracle: SolutionJudge) -> None:
+    found, [planned, *_] = without_oracle.planned("mystery_d32")
+    one = candidate("one", "def run(x):\n    return x.sum(1)\n")
+    with (
+        SolutionRun.of(found, one, without_oracle.settings, without_oracle.pool) as run,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        subjects = [*threads.map(run.subject, [planned.case] * 16)]
+    assert all(torch.equal(one.oracle["y"], subjects[0].oracle["y"]) for one in subjects)
 
 
 def test_an_output_that_passes_stands_for_no_other_one() -> None:

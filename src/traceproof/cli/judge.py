@@ -102,9 +102,10 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         whole=whole,
         sign=None if sign is None else partial(_signatures().sign, key=_signatures().private_key(sign)),
     )
-    chosen = run.without_none(definition=definition, dataset=dataset, **chosen)
+    chosen = run.without_none(definition=definition, dataset=dataset, stack=stack, **chosen)
     repeats = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
+    repeats += ["--allow-weak-isolation"] if allow_weak_isolation else []
     repeats += [word for name in demand or () for word in ("--demand", name)]
     with session.judge:
         certificates, not_judged = _judged(session, path, repeats, json_file, doing)

@@ -190,8 +190,8 @@ class Judge:
         path = Path(file).expanduser().absolute()
         outcome = self._asked({"problem": str(path)}, settings)
         if outcome.status is not Status.OK:
-            lines = outcome.message.strip().splitlines() or [str(outcome.status)]
-            raise TraceproofError(f"{file} can not be read as a problem", problems=lines[-1:])
+            said = outcome.message.strip().rpartition(f"{TraceproofError.__name__}: ")[2]
+            raise TraceproofError(said or f"{file} can not be read as a problem: {outcome.status}")
         return in_own_dataset(Definition.model_validate(outcome.value), str(path))
 
     def _tried(self, candidate: Candidate, target: Target, base: JudgeSettings) -> SolutionTrial:

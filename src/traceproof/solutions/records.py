@@ -8,7 +8,7 @@ from pydantic import Field
 
 from traceproof.dataset.definition import Definition
 from traceproof.judge.kernel_properties import DEMANDED
-from traceproof.reasons import Verdict
+from traceproof.reasons import Error, Verdict
 from traceproof.run.schema import WHOLE, ClosedModel, figures, place
 from traceproof.sandbox import GIB, Limits
 
@@ -210,9 +210,11 @@ def objections(trial: SolutionTrial, definition: Definition) -> Iterator[str]:
         key = (row.output, row.reason, row.variant)
         if row.bad and key not in seen:
             seen.add(key)
-            where = f"case {row.case}, seed {row.seed}{f', {row.variant}' if row.variant else ''}"
+            where = (
+                f"{row.output} in case {row.case}, seed {row.seed}{f', {row.variant}' if row.variant else ''}: "
+            )
             last = row.message.strip().splitlines()[-1] if row.message.strip() else ""
-            yield f"{row.reason}: {row.output} in {where}: {last}{row.far}"
+            yield f"{row.reason}: {'' if row.reason == Error.REFUSED else where}{last}{row.far}"  # no case was run
     yield from (f"{one.name}: {one.detail}" for one in trial.properties if one.bad)
     passed = {row.output for row in trial.rows if row.verdict is Verdict.PASS}
     unjudged = {name for name, spec in definition.outputs.items() if not spec.optional} - passed

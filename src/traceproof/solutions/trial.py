@@ -279,6 +279,7 @@ class SolutionRun:
     engine: Engine
     limits: Limits  # per call
     reference: UntrustedSource | None = None  # if there is no oracle
+    asking: threading.Lock = field(default_factory=threading.Lock)  # held in calls of it: threads share its worker
     compiled: CompiledFiles | None = None
     reached: set[str] = field(default_factory=set)  # accessible things where isolation was incomplete
 
@@ -475,7 +476,8 @@ class SolutionRun:
         if self.reference is None:
             return Right(shadow="the policy refuses the reference")
         call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
-        found = shadowed(self.definition.reference, call)
+        with self.asking:
+            found = shadowed(self.definition.reference, call)
         return Right(shadow=found.shadow) if found.shadow else found
 
     def is_empty(self, case: Case) -> bool:
