@@ -39,7 +39,7 @@ include: "rules/common.smk"
 
 
 rule verify_all:
-    """Every selected definition against every truth; prints the table and fails on findings."""
+    """Verify every selected definition and its ground truths; print the table; fail on findings."""
     default_target: True
     input:
         planned(FLOW.verdicts),  # one that a failed job removed is made again, and the summary with it

@@ -131,7 +131,7 @@ def bundle(session: nox.Session) -> None:
 
 @nox.session(name="bench", venv_backend="none")
 def bench(session: nox.Session) -> None:
-    """Cost as a dataset grows: planning, a rerun that does nothing, memory; see docs/benchmarks.md."""
+    """Cost as a dataset grows: `-- --op-type rmsnorm gemm`; see docs/benchmarks.md."""
     session.run(sys.executable, "lab/bench_scale.py", *session.posargs, external=True)
 
 

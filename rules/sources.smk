@@ -1,6 +1,6 @@
 # `update`: another run may read it, so it stays. Not elsewhere: Snakemake takes what it restores of a failed job for done.
 rule dataset:
-    """Fetch the configured dataset, whole or not at all; what is there is never fetched again."""
+    """Fetch the configured dataset, whole or not at all; one that is there is not fetched again."""
     output:
         update(f"{FLOW.results}/dataset/{{slug}}/.fetched.json"),
     log:
@@ -15,7 +15,7 @@ rule dataset:
 
 
 rule clone:
-    """Bring the sources to a folder, each at the commit or version that sources.lock names; the dataset among them."""
+    """Clone the sources and the dataset, each at the commit or version that sources.lock names."""
     input:
         lock=FLOW.lock,
         dataset=FLOW.source_fetched,
@@ -33,7 +33,7 @@ rule clone:
 
 
 rule sources:
-    """Bring the sources that stacks take from sources.lock to sources/, each as it is pinned there."""
+    """Clone the sources that stacks take from sources.lock into sources/, each as it is pinned there."""
     output:
         FLOW.sources.cloned,
     log:
@@ -46,7 +46,7 @@ rule sources:
 
 
 rule extract:
-    """Read the configured models; what they need and the dataset lacks stands beside a copy of it."""
+    """Read the configured models; write a copy of the dataset with what they need and it lacks."""
     input:
         fetched=FLOW.source_fetched,
         configs=FLOW.model_files,

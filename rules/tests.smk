@@ -1,5 +1,5 @@
 rule tests:
-    """Generate the tests of everything selected, into a folder below the results: the dataset stays as it is."""
+    """Generate the tests of everything selected, in a folder below the results; the dataset stays as it is."""
     input:
         cases=ancient(planned(TESTS.plans)),
         known=FLOW.known,
@@ -19,7 +19,7 @@ rule tests:
 
 
 rule run_tests_of:
-    """Run the tests of one op_type in one stack's environment: the job generates them anew, as `tests` does for all."""
+    """Generate and run the tests of one op_type in one stack's environment."""
     input:
         cases=ancient(planned(FLOW.plan)),
         stack=by_stack(FLOW.record),
@@ -47,7 +47,7 @@ rule run_tests_of:
 
 
 rule tests_report:
-    """Put what every generated test came to in one file, one row per test."""
+    """Put the results of all generated tests in one file, a row per test."""
     input:
         rows=planned(TESTS.rows),
         stacks=planned(FLOW.records),

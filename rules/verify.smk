@@ -1,5 +1,5 @@
 checkpoint cases:
-    """Decide what will be run: a file per op_type, and a list of them. An op_type whose file stays reruns nothing."""
+    """Plan the cases: a file per op_type, and a list of them. An op_type whose file is unchanged reruns nothing."""
     input:
         fetched=FLOW.fetched,
         stack=FLOW.record(MAIN),
@@ -18,7 +18,7 @@ checkpoint cases:
 
 
 rule verify:
-    """Draw, run and judge the cases of an op_type, of a large one those of 64 definitions; rows are what is kept."""
+    """Draw, run and judge the cases of an op_type (of a large one, those of 64 definitions); keep the rows."""
     input:
         cases=ancient(planned(FLOW.plan)),  # of all jobs of the op_type: `plan` says whether this one's changed
         stacks=FLOW.job_records,
