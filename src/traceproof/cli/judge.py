@@ -46,10 +46,7 @@ Key = Annotated[Path | None, typer.Option(metavar="KEY.pub", help="The public ke
 def judge_command(  # noqa: PLR0913 - one parameter per option
     path: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE_OR_FOLDER",
-            help="A solution: .json, .py, .cu, FILE::FUNCTION; or a folder of them.",
-        ),
+        typer.Argument(metavar="FILE_OR_FOLDER", help="A .json, .py, .cu, FILE::FUNCTION, or a folder of these."),
     ],
     *,
     definition: Annotated[

@@ -96,9 +96,7 @@ FlashInfer = Annotated[
 Sizes = Annotated[list[str] | None, typer.Option("--test-sizes", help="Sizes: small medium large stress.")]
 Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the inputs.")]
-HiddenSeed = Annotated[
-    int | None, typer.Option(min=1, help="The number that hidden cases follow from; drawn if not given.")
-]
+HiddenSeed = Annotated[int | None, typer.Option(min=1, help="Hidden cases follow from it; drawn if not given.")]
 Force = Annotated[bool, typer.Option("--force", help="Do finished work again, too.")]
 WeakIsolation = Annotated[
     bool, typer.Option("--allow-weak-isolation", help="Run untrusted code where it can not be isolated whole.")
