@@ -1,7 +1,7 @@
 rule tests:
     """Generate the tests of everything selected, in a folder below the results; the dataset stays as it is."""
     input:
-        cases=ancient(planned(TESTS.plans)),
+        cases=ancient(planned(FLOW.plans)),
         known=FLOW.known,
     output:
         directory(TESTS.folder),
@@ -21,7 +21,7 @@ rule tests:
 rule run_tests_of:
     """Generate and run the tests of one op_type in one stack's environment."""
     input:
-        cases=ancient(planned(FLOW.plan)),
+        cases=ancient(planned(FLOW.plans)),
         stack=by_stack(FLOW.record),
     output:
         f"{FLOW.run}/tests/{{op_type}}-{{stack}}.jsonl",

@@ -1,5 +1,5 @@
 checkpoint cases:
-    """Plan the cases: a file per op_type, and a list of them. An op_type whose file is unchanged reruns nothing."""
+    """Plan the cases: a file per job, and a list of them. A job whose file is unchanged is not run again."""
     input:
         fetched=FLOW.fetched,
         stack=FLOW.record(MAIN),
@@ -20,7 +20,7 @@ checkpoint cases:
 rule verify:
     """Draw, run and judge the cases of an op_type (of a large one, those of 64 definitions); keep the rows."""
     input:
-        cases=ancient(planned(FLOW.plan)),  # of all jobs of the op_type: `plan` says whether this one's changed
+        cases=ancient(planned(FLOW.plan)),  # `plan` says whether it changed
         stacks=FLOW.job_records,
     output:
         f"{FLOW.run}/verdicts/{{op_type}}{{group}}.jsonl",

@@ -86,12 +86,18 @@ def report(
     """Summarise, and keep the verdicts under the digest of all that they stand on, unless a user relaxed them."""
     from traceproof.bumps import Scope, keep
     from traceproof.checkouts.pins import read_lock
-    from traceproof.run.report import report
+    from traceproof.run.report import MADE_OF, report
 
     records = [read_sealed(path) for path in stacks]
-    report(verdicts, summary, known=known, stacks=records, cache=cache)
+    made_of = report(verdicts, summary, known=known, stacks=records, cache=cache)[MADE_OF]
     if scope is not None:
-        keep(history, verdicts, records, read_lock(lock) if lock else {}, Scope(**scope))
+        keep(
+            history,
+            {path: made_of[path.name] for path in verdicts},
+            records,
+            read_lock(lock) if lock else {},
+            Scope(**scope),
+        )
 
 
 def tests(

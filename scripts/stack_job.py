@@ -34,7 +34,7 @@ def cases(
     foreign: Json[dict[str, str]],
     code: str = "",
 ) -> None:
-    """Write a plan per op_type, and last their index, `out`, beside them.
+    """Write a plan per job, and last their index, `out`, beside them.
 
     `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew),
     `foreign` what packages beside traceproof declare in the driver's environment.
@@ -76,13 +76,13 @@ def verify(
     force: bool = False,
     weak: bool = False,
 ) -> None:
-    """Write the verdicts of a plan, `cases`, or of one `group` of its definitions.
+    """Write the verdicts of a plan, `cases`: of an op_type, or of one `group` of its definitions.
 
     `environments` has python, record (or its file) and path of each that is here; `caches` gets what is compiled,
     `cache` the finished rows. `code` is the digest of what rows depend on, `repeat` are options of commands that
     repeat a case. `force` computes what is kept, too; `weak` runs references where isolation is not whole.
     """
-    plan = OpTypePlan.read(cases, group)
+    plan = OpTypePlan.read(cases)
     found = {
         name: Environment(
             name=name,
@@ -129,7 +129,7 @@ def verify(
 
 def run_tests(
     *,
-    cases: Path,
+    cases: list[Path],
     tolerance: Json[float | None],
     sizes: list[str],
     stack: Path,
@@ -142,36 +142,38 @@ def run_tests(
 ) -> None:
     """Generate an op_type's tests and run them; a failing one is a row: the report decides what is a finding.
 
-    `cases` is the op_type's plan, `stack` the record of the stack, `options` are pytest's. What the tests compile
-    stays in a folder of their own below `caches`, since references run beside it.
+    `cases` are the plans of the op_type's jobs, `stack` the record of the stack, `options` are pytest's. What the
+    tests compile stays in a folder of their own below `caches`, since references run beside it.
     """
     from traceproof.environments import jit
     from traceproof.testgen import generate, running
 
     record = read_sealed(stack)
-    plan, name = OpTypePlan.read(cases), record["stack"]
-    own = caches / "tests" / f"{plan.op_type}-{name}"
+    plans, stack_name = list(map(OpTypePlan.read, cases)), record["stack"]
+    digests = {name: entry.digest for plan in plans for name, entry in plan.whole.items()}
+    op_type = plans[0].op_type
+    own = caches / "tests" / f"{op_type}-{stack_name}"
     own.mkdir(parents=True, exist_ok=True)
     on_gpu = record["device_type"] == "cuda"
-    environment = Environment(name=name, python=sys.executable, record=record)
+    environment = Environment(name=stack_name, python=sys.executable, record=record)
     with own_folder() as scratch:
         wanted = generate.GenerateOptions(
-            root=dataset, out=scratch, definitions=tuple(plan.whole), sizes=tuple(sizes), tolerance=tolerance
+            root=dataset, out=scratch, definitions=tuple(digests), sizes=tuple(sizes), tolerance=tolerance
         )
         generate.generate(wanted, generate.Divergences(), planned=True)
         order = running.OpTypeTests(
             folder=wanted.place,
-            op_type=plan.op_type,
-            stack=name,
+            op_type=op_type,
+            stack=stack_name,
             dataset=dataset,
-            digests={name: found.digest for name, found in plan.whole.items()},
+            digests=digests,
             options=options,
             limits=limits,
             variables={LIBRARIES: jit.environment(caches, record)[LIBRARIES]} if on_gpu else {},
         )
         found = list(running.run_tests(order, environment, caches=own, parallel=parallel))
     failed = [row for row in found if row["outcome"] in running.BAD]
-    sys.stderr.write(f"tests      {plan.op_type} in {name}: {len(found)} run, {len(failed)} not passed\n")
+    sys.stderr.write(f"tests      {op_type} in {stack_name}: {len(found)} run, {len(failed)} not passed\n")
     sys.stderr.write("".join(f"  {printable(running.failure_line(row))}\n" for row in failed[: running.SHOWN]))
     running.write_rows(found, rows)
 

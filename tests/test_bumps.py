@@ -24,6 +24,7 @@ from traceproof.checkouts.packages import newest
 from traceproof.checkouts.pins import Pin
 from traceproof.cli import main, run
 from traceproof.cli.results import difference
+from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Skip
 from traceproof.run.schema import VerdictRow
@@ -104,10 +105,10 @@ def test_no_version_is_named_where_none_changed_or_the_row_was_not_there() -> No
     assert not of_torch.as_json()["failing"][0]["between"]
 
 
-def verdicts(folder: Path, *rows: Mapping[str, Any]) -> list[Path]:
+def verdicts(folder: Path, *rows: Mapping[str, Any]) -> dict[Path, str]:
     path = folder / "gdn.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    return [path]
+    return {path: digest_file(path)}
 
 
 def test_runs_of_other_op_types_in_one_state_are_one_state(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_a_file_that_the_last_run_kept_is_left_and_one_that_another_run_covered_
         path.write_text(json.dumps(row(definition=name, size="small")) + "\n")
 
     def run(*paths: Path) -> dict[str, str]:
-        keep(tmp_path / "history", paths, STACKS, PINS)
+        keep(tmp_path / "history", {path: digest_file(path) for path in paths}, STACKS, PINS)
         return {one["definition"]: one["verdict"] for one in find(tmp_path / "history", "latest").rows}
 
     assert run(*mine.values()) == {"a": "pass", "b": "pass"}

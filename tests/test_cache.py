@@ -255,11 +255,12 @@ def test_a_large_op_type_has_groups_by_name(planned: OpTypePlan, tmp_path: Path)
     entries = {f"d{number:03}": alpha for number in range(GROUP + 3)}
     entries["d000@scaled-down"] = alpha.model_copy(update={"scaled_down": "hidden_size 7 -> 5"})
     whole = planned.model_copy(update={"definitions": entries})
-    first, second = whole.of_group(".1-of-2"), whole.of_group(".2-of-2")
+    by_group = whole.by_group
+    second = by_group[".2-of-2"]
     assert list(second.definitions) == [f"d{number:03}" for number in range(GROUP, GROUP + 3)]
-    assert {**first.definitions, **second.definitions} == entries
-    (tmp_path / "plan.json").write_text(whole.as_text(), encoding="utf-8")
-    assert OpTypePlan.read(tmp_path / "plan.json", ".2-of-2") == second
+    for group, job in by_group.items():
+        (tmp_path / f"rmsnorm{group}.json").write_text(job.as_text(), encoding="utf-8")
+    assert OpTypePlan.read_all(tmp_path, "rmsnorm") == whole
     stub = Stub()
     stub.job(plan=second, group=".2-of-2").verify(tmp_path / "verdicts" / "rmsnorm.2-of-2.jsonl")
     assert len(stub.asked) == 3
@@ -269,7 +270,7 @@ def test_damaged_plans_are_planned_again(planned: OpTypePlan, tmp_path: Path) ->
     del planned
     path = tmp_path / "cases" / "rmsnorm.json"
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"trials": 0', '"trials": 1', 1), encoding="utf-8")
+    path.write_text(text.replace('"trials":0', '"trials":1', 1), encoding="utf-8")
     with pytest.raises(Exception, match="changed after it was written"):
         OpTypePlan.read(path)
     assert not (tmp_path / "cases" / "index.json").exists()

@@ -485,7 +485,8 @@ def test_workloads_that_are_published_hold_them(tmp_path: Path) -> None:
     entry = planned(tmp_path)
     request: SolutionRequest = {
         "definition": "ordered",
-        "plan": str(tmp_path / "cases" / "unheard_of.json"),
+        "op_type": "unheard_of",
+        "plans": str(tmp_path / "cases"),
         "versions": {},
         "cases": [one.id for one in entry.cases],
         "infinite": [],

@@ -16,7 +16,7 @@ from repository import PROGRAMS, Ran, Repository, changed, own_dataset
 pytestmark = pytest.mark.slow
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
-PLANS = "    plan = OpTypePlan.read(cases, group)"
+PLANS = "    plan = OpTypePlan.read(cases)"
 KILLS = f"    raise SystemExit(3)\n{PLANS}"
 WRONG = ("return (x * ", "return 1.01 * (x * ")
 AHEAD = 7 * 24 * 3600.0

@@ -289,7 +289,7 @@ def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> N
 
 
 def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tmp_path: Path) -> None:
-    request: dict[str, Any] = {"definition": "alpha", "plan": str(source.run / "cases" / "rmsnorm.json")}
+    request: dict[str, Any] = {"definition": "alpha", "op_type": "rmsnorm", "plans": str(source.run / "cases")}
     request |= {"versions": {"torch": None}, "cases": ["small-0", "small-1"], "infinite": ["small-1"]}
     write_solutions([request], tmp_path)  # type: ignore[list-item] # read from JSON
     notes = json.loads((tmp_path / "alpha" / "notes.json").read_text())

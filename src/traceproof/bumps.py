@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from pydantic_core import from_json, to_json
 
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import Pin, lock_digest
 from traceproof.checkouts.sources import changed_between
 from traceproof.dataset.tree import paused_collection
-from traceproof.digests import digest_bytes, digest_file, digest_json, verdict_code
+from traceproof.digests import digest_bytes, digest_json, verdict_code
 from traceproof.environments.building import of_package, probe, source_paths
 from traceproof.errors import TraceproofError
 from traceproof.files import sealed, write_text
@@ -29,7 +30,16 @@ from traceproof.ops import registry
 from traceproof.programs import without_secrets
 from traceproof.reasons import WORST_FIRST, Skip, Verdict
 from traceproof.run.flow import Pipeline
-from traceproof.run.schema import IMPLEMENTATIONS, PAIR, WHOLE, VerdictRow, each_row, environment_of, for_op_type
+from traceproof.run.schema import (
+    IMPLEMENTATIONS,
+    PAIR,
+    WHOLE,
+    VerdictRow,
+    each_row,
+    environment_of,
+    files_of,
+    for_op_type,
+)
 from traceproof.stacks import MAIN, distribution, truths_of
 
 CommitVerdict = dict[str, Any]  # `verdict`, the worst, and `rows`
@@ -158,10 +168,7 @@ class GroundTruthTrial:
         """
         environment = self._environment(self.stack, package) | {"variables": dict(self.variables)}
         implementations = for_op_type(self.op_type)
-        verdicts = self.work / name / "verdicts.jsonl"
         options = {
-            "cases": self._cases,
-            "verdicts": verdicts,
             "cache": self.work / "cache.sqlite",
             "caches": self.work / "compiled",
             "environments": json.dumps({MAIN: self._main, self.stack: environment}),
@@ -171,12 +178,16 @@ class GroundTruthTrial:
             "build-seconds": self.flow.config.limits.build_s,
             "tolerance": self.flow.tolerance,
         }
-        self._run("verify", options)
-        return [*each_row(verdicts)]
+        found: list[VerdictRow] = []
+        for cases in self._cases:
+            verdicts = self.work / name / f"{cases.stem}.jsonl"
+            self._run("verify", {**options, "cases": cases, "verdicts": verdicts})
+            found += each_row(verdicts)
+        return found
 
     @cached_property
-    def _cases(self) -> Path:
-        """File of the op_type's cases, which the job `cases` plans for the bisected definitions alone."""
+    def _cases(self) -> list[Path]:
+        """Files of the op_type's cases, which the job `cases` plans for the bisected definitions alone."""
         selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": list(self.definitions)}
         stack, out = self.work / f"{MAIN}.json", self.work / "cases" / "index.json"
         write_text(stack, sealed(json.dumps(self._main["record"], indent=1)))
@@ -184,7 +195,7 @@ class GroundTruthTrial:
         self._run(
             "cases", {**where, "selection": json.dumps(selection), "foreign": json.dumps(registry.foreign())}
         )
-        return out.with_name(f"{self.op_type}.json")
+        return files_of(out.parent, self.op_type)
 
     @cached_property
     def _main(self) -> dict[str, Any]:
@@ -248,12 +259,12 @@ class Scope:
 
 def keep(
     folder: Path,
-    verdicts: Iterable[Path],
+    verdicts: Mapping[Path, str],
     stacks: Sequence[Mapping[str, Any]],
     pins: Mapping[str, Pin],
     scope: Scope = Scope(),
 ) -> str:
-    """Keep a run's verdicts in the file of its state; returns the state's digest.
+    """Keep a run's verdicts, files with their digests, in the file of its state; returns the state's digest.
 
     A second run in the same state, for example of another selection, adds to the file: its rows replace those of
     what it covered, and those of definitions' texts that the dataset no longer has. Raises TraceproofError: the
@@ -261,13 +272,13 @@ def keep(
     """
     pinned = {name: pin.model_dump(mode="json", exclude_none=True) for name, pin in pins.items()}
     environments = {str(stack["stack"]): str(stack["digest"]) for stack in stacks}
-    files = {str(path): digest_json([digest_file(path), *astuple(scope)]) for path in sorted(verdicts)}
+    files = {str(path): digest_json([verdicts[path], *astuple(scope)]) for path in sorted(verdicts)}
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"), paused_collection():  # runs of other selections write the same file
+    with FileLock(folder / ".lock"), paused_collection(kept=True):  # runs of other selections write the same file
         before = _same(folder, pinned, environments)
         # Files that the last run in this state kept are left as they are. `report` has checked all of them.
         changed = [Path(name) for name, state in files.items() if before.get("files", {}).get(name) != state]
-        new = [_cut(json.loads(line), scope) for path in changed for line in path.read_bytes().splitlines()]
+        new = [_cut(from_json(line), scope) for path in changed for line in path.read_bytes().splitlines()]
         digest = before.get("digest") or digest_json([lock_digest(pins), sorted(map(list, environments.items()))])
         rows = [*_untouched(before.get("rows", []), new, scope), *new]
         value = {
@@ -278,9 +289,7 @@ def keep(
             "environments": before.get("environments", {}) | environments,
             "stacks": before.get("stacks", {}) | {stack["stack"]: stack["versions"] for stack in stacks},
         }
-        head = json.dumps(value, ensure_ascii=False, allow_nan=False).removesuffix("}")
-        listed = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
-        write_text(folder / f"{digest}.json", f'{head}, "rows": [\n{listed}\n]}}\n')
+        write_text(folder / f"{digest}.json", to_json({**value, "rows": rows}).decode())
     return digest
 
 
@@ -329,7 +338,7 @@ def states(folder: Path) -> list[Path]:
 def load(path: Path) -> Kept:
     """The state in a file. Raises TraceproofError: it has none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = from_json(path.read_bytes())
         return Kept(value["digest"], tuple(value["rows"]), value)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceproofError(f"{path} holds no kept verdicts: {error}") from error

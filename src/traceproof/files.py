@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from traceproof.digests import digest_bytes
+from traceproof.digests import DIGEST_BYTES, digest_bytes
 from traceproof.errors import TraceproofError
 
 SEAL = '{"seal": "'  # start of a sealed file
@@ -107,6 +107,12 @@ def unsealed(data: bytes) -> bytes:
     if start != f'{SEAL}{digest_bytes(body)}"'.encode():
         raise ValueError("it was changed after it was written")
     return body
+
+
+def seal_of(path: Path) -> str:
+    """The digest with which a sealed file starts."""
+    with path.open(encoding="utf-8") as file:
+        return file.read(len(SEAL) + 2 * DIGEST_BYTES)[len(SEAL) :]
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
             continue
         # A run that found everything finished writes only this log.
         ended = [path.stat().st_mtime for path in (file, folder / "logs" / "verify_all.log") if path.exists()]
-        plan = kept_json(folder / "cases" / f"{rows[0].op_type}.json")
+        plan = kept_json(folder / "cases" / f"{file.stem}.json")
         dataset = str(plan.get("dataset", "a dataset that is not recorded"))
         yield RunOfDefinition(folder, dataset, max(ended), rows)
 

@@ -430,13 +430,13 @@ def _write_solutions(
     """Make all definitions' solutions in one process, as importing torch takes longer than most of them."""
     requests = []
     for name, of_definition in verdicts.items():
-        plan = str(source.run / "cases" / f"{tree.definitions[name].definition.op_type}.json")
         versions = {
             truth: of_definition[truth].versions.get(distribution(STACK_OF[truth]))
             for truth in verifications[name].truths
         }
         cases = {"cases": of_definition[REFERENCE].cases, "infinite": of_definition[REFERENCE].infinite}
-        requests.append({"definition": name, "plan": plan, "versions": versions, **cases})
+        about = {"definition": name, "op_type": tree.definitions[name].definition.op_type}
+        requests.append({**about, "plans": str(source.run / "cases"), "versions": versions, **cases})
     with own_folder() as folder:
         write_json(folder / "request.json", requests)
         command = [source.python, "-P", "-m", "traceproof.publish.solutions", str(folder / "request.json")]

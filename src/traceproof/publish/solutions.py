@@ -40,7 +40,8 @@ class SolutionRequest(TypedDict):
     """A verified definition, and the facts that its files need."""
 
     definition: str
-    plan: str  # path of the op_type's plan
+    op_type: str
+    plans: str  # folder of plans
     versions: dict[str, str | None]  # of the package, per ground truth that verified it, in order of priority
     cases: list[str]  # cases that its reference passed
     infinite: list[str]  # those of them whose right outputs hold infinities
@@ -53,7 +54,7 @@ def write_solutions(requests: Iterable[SolutionRequest], out: Path) -> None:
     full, or something else is in the way.
     """
     for request in requests:
-        plan = OpTypePlan.read(Path(request["plan"]))
+        plan = OpTypePlan.read_all(Path(request["plans"]), request["op_type"])
         planned = plan.definitions[request["definition"]]
         definition = planned.parsed
         folder = fresh_folder(out / path_part(definition.name), within=out)

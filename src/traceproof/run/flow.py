@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -229,8 +229,17 @@ class Pipeline:
             return None
 
     def plan(self, wildcards: Wildcards) -> str:
-        """The plan file of an op_type."""
-        return f"{self.run}/cases/{wildcards.op_type}.json"
+        """The plan file of a job."""
+        return f"{self.run}/cases/{wildcards.op_type}{wildcards.group}.json"
+
+    def plans(self, wildcards: Wildcards) -> list[str]:
+        """The plan files of all jobs, or of an op_type's."""
+        op_type = wildcards.get("op_type", "")
+        return [f"{self.run}/cases/{name}.json" for name in self._jobs([op_type] if op_type else self.op_types())]
+
+    def _jobs(self, op_types: Iterable[str]) -> list[str]:
+        """Names of the jobs of op_types, and of their files."""
+        return [name for op_type in op_types for name in self.index.files(op_type)] if self.index else []
 
     def op_types(self, family: str = "") -> list[str]:
         """The planned op_types, all or of one family, sorted."""
@@ -239,9 +248,8 @@ class Pipeline:
 
     def verdicts(self, wildcards: Wildcards) -> list[str]:
         """The verdict files of all planned op_types, or of a family's, one per job."""
-        op_types = self.op_types(wildcards.get("family", ""))
-        files = [name for op_type in op_types for name in self.index.files(op_type)] if self.index else []
-        return [f"{self.run}/verdicts/{name}.jsonl" for name in files]
+        names = self._jobs(self.op_types(wildcards.get("family", "")))
+        return [f"{self.run}/verdicts/{name}.jsonl" for name in names]
 
     def implementations(self, op_type: str) -> tuple[str, ...]:
         """What is judged of an op_type: its references, and the configured ground truths with adapters for it."""

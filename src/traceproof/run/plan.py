@@ -1,4 +1,4 @@
-"""Plans which cases are run, a file per op_type: selected ones, scaled down if too large, workload lines."""
+"""Plans which cases are run, a file per job: selected ones, scaled down if too large, workload lines."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,10 +21,10 @@ from traceproof.dataset.tree import (
     read_tree,
     why,
 )
-from traceproof.digests import SOURCE, digest_bytes, digest_file, digest_json, verdict_code
+from traceproof.digests import SOURCE, digest_file, digest_json, verdict_code
 from traceproof.environments import jit
 from traceproof.errors import TraceproofError
-from traceproof.files import write_if_changed, write_text
+from traceproof.files import seal_of, write_if_changed, write_text
 from traceproof.ops import far, registry
 from traceproof.ops.cases import EDGE, LARGE_BYTES, WORKLOADS, Case
 from traceproof.ops.op import Op
@@ -108,13 +108,13 @@ UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 
 
 def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> schema.Index:
-    """Write `out/<op_type>.json` for each selected op_type, then `out/index.json`; returns the index.
+    """Write `out/<op_type>.json` for each job of the selected op_types, then `out/index.json`; returns the index.
 
     An unchanged file keeps its date, a stale one is removed. `code` is a digest of the planning code: definitions
     that it has planned before for the same selection are not planned again; empty: all are. `gpu`: the machine has
     one. Raises TraceproofError: a selected name does not exist, or the dataset has no definitions.
     """
-    with paused_collection():
+    with paused_collection(kept=True):  # a job ends with it
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
         groups = selected(tree, selection)
         definitions = (tree.definitions[name].definition for names in groups.values() for name in names)
@@ -125,14 +125,23 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         plans = []
         for name in sorted(groups):
             context = digest_json([*common, verdict_code(registry.file_of(name))]) if common else ""
-            plans.append(_op_type_plan(tree, name, groups[name], selection, context, out))
+            earlier = _earlier(out, name, context) if context else {}
+            plans.append((_op_type_plan(tree, name, groups[name], selection, context, earlier), earlier))
         check_cases(selection, groups)
         listed: dict[str, schema.Listed] = {}
-        for planned in plans:
-            write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
-            listed[planned.op_type] = _listed(planned, gpu=gpu)
-        for stale in (path for path in out.glob("*.json") if path.stem not in listed):
-            stale.unlink(missing_ok=True)
+        stale = {*out.glob("*.json")}
+        for planned, earlier in plans:
+            jobs = {
+                group: (out / f"{planned.op_type}{group}.json", job) for group, job in planned.by_group.items()
+            }
+            for path, job in jobs.values():
+                stale.discard(path)
+                if earlier.get(path) != job:
+                    write_if_changed(path, job.as_text())
+            digests = {group: seal_of(path) for group, (path, _) in jobs.items()}
+            listed[planned.op_type] = _listed(planned, digests, gpu=gpu)
+        for path in stale:
+            path.unlink(missing_ok=True)
         index = schema.Index(dataset=str(tree.root), op_types=listed)
         write_text(out / schema.INDEX, index.as_text())
         return index
@@ -144,8 +153,17 @@ def _asks_torch(op_type: str, dialect: Dialect) -> bool:
     return dialect is not Dialect.PUBLISHED or (file is not None and SOURCE not in file.parents)
 
 
-def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
-    """The index entry of a plan: digests of its jobs, and what they need."""
+def _earlier(out: Path, op_type: str, context: str) -> dict[Path, schema.OpTypePlan]:
+    """An earlier run's plans of an op_type's jobs, by file, which are reused only if the same code made them."""
+    plans = {}
+    for path in schema.files_of(out, op_type):
+        with suppress(TraceproofError):
+            plans[path] = schema.OpTypePlan.read(path)
+    return {path: job for path, job in plans.items() if job.context == context}
+
+
+def _listed(planned: schema.OpTypePlan, digests: dict[str, str], *, gpu: bool) -> schema.Listed:
+    """The index entry of a plan: the digests of its jobs, and what they need."""
     cases = [case for entry in planned.definitions.values() for case in entry.cases if case.skip is None]
     op = registry.get(planned.op_type)
     # On a GPU several definitions at a time: Python that launches small kernels leaves most of it idle.
@@ -165,10 +183,9 @@ def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
     if not gpu:  # draws that twelve definitions make at the same time
         seconds += sum(case.further.seconds for case in cases if case.further is not None)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
-    plan_texts = {group: planned.of_group(group).as_text() for group in schema.group_names(len(planned.whole))}
     host = GPU_BASE_MB + stacks * STACK_MB + largest // parallel if gpu else BASE_MB + largest
     return schema.Listed(
-        digests={group: digest_bytes(text.encode()) for group, text in plan_texts.items()},
+        digests=digests,
         mem_mb=host + parallel * PROCESS_MB,
         gpu_mb=GPU_MB + (1 + stacks + parallel) * PROCESS_MB + largest if gpu and cases else 0,
         parallel=parallel,
@@ -178,15 +195,17 @@ def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
 
 
 def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
-    tree: DatasetTree, op_type: str, names: Iterable[str], selection: PlanSelection, context: str, out: Path
+    tree: DatasetTree,
+    op_type: str,
+    names: Iterable[str],
+    selection: PlanSelection,
+    context: str,
+    earlier: Mapping[Path, schema.OpTypePlan],
 ) -> schema.OpTypePlan:
     definitions: dict[str, schema.PlannedDefinition] = {}
     # Files that can not be used get verdicts, unless definitions are selected by name.
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
-    path, before = out / f"{op_type}.json", {}
-    with suppress(TraceproofError):  # an earlier plan is reused only if the same code made it
-        old_plan = schema.OpTypePlan.read(path) if context and path.exists() else None
-        before = old_plan.definitions if old_plan and old_plan.context == context else {}
+    before = {name: entry for job in earlier.values() for name, entry in job.definitions.items()}
     for name in sorted(names):
         entry, old_entry = tree.definitions[name], before.get(name)
         if old_entry is not None and _unchanged(tree, entry, old_entry, selection):

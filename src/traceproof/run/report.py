@@ -303,7 +303,8 @@ def report(
         value = joined(parts)
     else:  # an unreadable file may have another one's name
         value = summarise(chain.from_iterable(map(schema.each_row, verdicts)), known_findings, stacks)
-    write_text(summary, sealed(json.dumps(value | {MADE_OF: digests}, ensure_ascii=False, allow_nan=False)))
+    value[MADE_OF] = digests
+    write_text(summary, sealed(json.dumps(value, ensure_ascii=False, allow_nan=False)))
     return value
 
 
@@ -372,7 +373,7 @@ def _make_again(verdicts: Sequence[Path], what: str) -> None:
     for path in verdicts:
         path.unlink(missing_ok=True)
         with suppress(TraceproofError):  # reading removes a damaged plan
-            schema.OpTypePlan.read(path.parents[1] / "cases" / f"{path.name.partition('.')[0]}.json")
+            schema.OpTypePlan.read(path.parents[1] / "cases" / f"{path.stem}.json")
     if verdicts:
         raise TraceproofError(what, problems=[str(path) for path in verdicts[:SHOWN]], todo=schema.AGAIN)
 

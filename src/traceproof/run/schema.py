@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import explain
@@ -196,14 +197,13 @@ class PlanFile(ClosedModel):
     version: Literal[1] = 1
 
     @classmethod
-    def read(cls, path: Path, group: str | None = None) -> Self:
-        """Read and check a file; of a plan with `group`, only that job's definitions.
+    def read(cls, path: Path) -> Self:
+        """Read and check a file.
 
         Raises TraceproofError: it is no such file, another version's, or damaged; it is removed to be made again.
         """
         try:
-            found = json.loads(unsealed(read_regular(path, most=PLAN_BYTES)))
-            return cls.model_validate(found if group is None else _of_group(found, group))
+            return cls.model_validate(from_json(unsealed(read_regular(path, most=PLAN_BYTES))))
         except (BorderError, ValueError) as error:
             path.unlink(missing_ok=True)
             path.with_name(INDEX).unlink(missing_ok=True)
@@ -211,11 +211,11 @@ class PlanFile(ClosedModel):
 
     def as_text(self) -> str:
         """Text of its file, with the digest."""
-        return sealed(self.model_dump_json(indent=1))
+        return sealed(self.model_dump_json())
 
 
 class OpTypePlan(PlanFile):
-    """The cases of one op_type's definitions, which all later rules read."""
+    """The cases of one op_type's definitions, all or in a file those of one job, which all later rules read."""
 
     op_type: str
     dataset: str
@@ -223,9 +223,23 @@ class OpTypePlan(PlanFile):
     definitions: dict[str, PlannedDefinition]  # by name; a scaled-down one under the name + SCALED_DOWN
     broken: tuple[BrokenFile, ...]
 
-    def of_group(self, group: str) -> Self:
-        """The plan of one of its jobs; the first also has broken files. Raises TraceproofError: no such group."""
-        return self.model_copy(update=_of_group(dict(self), group))
+    @classmethod
+    def read_all(cls, folder: Path, op_type: str) -> Self:
+        """Read the files of all its jobs; raises as `read` does."""
+        first, *more = map(cls.read, files_of(folder, op_type) or [folder / f"{op_type}.json"])
+        definitions = [item for part in (first, *more) for item in part.definitions.items()]
+        return first.model_copy(update={"definitions": dict(definitions)})
+
+    @property
+    def by_group(self) -> dict[str, Self]:
+        """The plan of each of its jobs; the first also has broken files."""
+        names = sorted(self.whole)
+        plans = {}
+        for at, group in enumerate(group_names(len(names))):
+            keys = [key for name in names[at * GROUP : (at + 1) * GROUP] for key in (name, name + SCALED_DOWN)]
+            mine = {key: self.definitions[key] for key in keys if key in self.definitions}
+            plans[group] = self.model_copy(update={"definitions": mine, "broken": () if at else self.broken})
+        return plans
 
     @property
     def whole(self) -> dict[str, PlannedDefinition]:
@@ -233,16 +247,9 @@ class OpTypePlan(PlanFile):
         return {name: entry for name, entry in self.definitions.items() if not entry.scaled_down}
 
 
-def _of_group(plan: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """The fields of a plan, with one group's definitions. Raises TraceproofError: there is no such group."""
-    definitions = plan["definitions"]
-    names = sorted(name for name in definitions if not name.endswith(SCALED_DOWN))
-    if group not in group_names(len(names)):
-        raise TraceproofError(f"the plan of {plan['op_type']} has no group {group!r}", todo=AGAIN)
-    at = group_names(len(names)).index(group) * GROUP
-    wanted = {key for name in names[at : at + GROUP] for key in (name, name + SCALED_DOWN)}
-    mine = {name: entry for name, entry in definitions.items() if name in wanted}
-    return {**plan, "definitions": mine, "broken": () if at else plan["broken"]}
+def files_of(folder: Path, op_type: str) -> list[Path]:
+    """An op_type's files, one per job, in the folder of plans or of verdicts."""
+    return sorted(folder.glob(f"{op_type}.*json*"))
 
 
 class Listed(ClosedModel):

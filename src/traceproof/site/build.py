@@ -44,6 +44,7 @@ from traceproof.run.schema import (
     VerdictRow,
     each_row,
     environment_of,
+    files_of,
 )
 from traceproof.stacks import distribution
 
@@ -242,12 +243,12 @@ class Finished:
 
     def plan(self, op_type: str) -> OpTypePlan:
         """The plan of an op_type."""
-        return OpTypePlan.read(self.run / "cases" / f"{op_type}.json")
+        return OpTypePlan.read_all(self.run / "cases", op_type)
 
     def verdicts(self, op_type: str) -> Iterator[tuple[str, list[VerdictRow]]]:
         """(definition, its rows), one by one. Raises TraceproofError: a definition's rows are in two places."""
         seen = set()
-        for path in sorted((self.run / "verdicts").glob(f"{op_type}.*jsonl")):  # a large op_type has several files
+        for path in files_of(self.run / "verdicts", op_type):
             for name, rows in groupby(each_row(path), key=lambda row: row.definition):
                 if name in seen:
                     raise TraceproofError(f"{path}: the rows of {name} stand in two places", todo="Verify again.")

@@ -28,10 +28,6 @@ class TestFlow:
         """The folder of the generated files."""
         return f"{self.root}/{PLACE.as_posix()}"
 
-    def plans(self, _: object) -> list[str]:
-        """Paths of all op_types' plans."""
-        return [f"{self.flow.run}/cases/{op_type}.json" for op_type in self.flow.op_types()]
-
     def plan_digest(self, wildcards: Wildcards) -> str:
         """Digest of an op_type's plan; "" if there is none."""
         return self.plan_digests(wildcards).get(wildcards.op_type, "")
