@@ -442,19 +442,23 @@ def test_a_definition_that_does_not_fit_is_judged_scaled_down_and_stays_unproved
     assert not verification(Definition.model_validate(wide()), found).verified
 
 
-def renumbered(*, eps: str = "1e-6") -> dict[str, Any]:
+def asserting(text: str = GOOD) -> dict[str, Any]:
     """A definition whose reference asserts its size."""
-    return wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = {eps}\n    assert hidden_states.shape[1] == {FULL}"))
+    return wide(reference=text.replace("EPS = 1e-6", f"EPS = 1e-6\n    assert hidden_states.shape[1] == {FULL}"))
+
+
+def test_a_size_that_is_asserted_alone_changes_with_its_axis_and_what_fails_then_is_a_finding(
+    tmp_path: Path,
+) -> None:
+    rows = verified(tmp_path, asserting(), rmsnorm("narrow"))
+    right = [row for row in rows if row.get("scaled_down") and row["implementation"] == "reference"]
+    assert {(row["verdict"], row["scaled_down"]) for row in right} == {("pass", "hidden_size 16384 -> 256")}
+    assert told_of(summarise(rows, Known()), "conclusion") == {"narrow": "right", "wide": "scaled_down"}
+    rows = verified(tmp_path / "wrong", asserting(GOOD.replace("* weight.float()", "")))
+    assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "wrong"}
 
 
 def test_numbers_of_the_text_change_where_no_axis_is_left_and_what_fails_then_says_nothing(tmp_path: Path) -> None:
-    said = "hidden_size 16384 -> 256, in the reference's text, too"
-    rows = verified(tmp_path, renumbered(), rmsnorm("narrow"))
-    right = [row for row in rows if row.get("scaled_down")]
-    assert {(row["verdict"], row["scaled_down"]) for row in right if row["implementation"] == "reference"} == {
-        ("pass", said)
-    }
-    assert told_of(summarise(rows, Known()), "conclusion") == {"narrow": "right", "wide": "scaled_down"}
     text = GOOD.replace("* weight.float()", f"* weight.float() * (2 if hidden_states.shape[1] == {FULL} else 1)")
     wrong = [row for row in verified(tmp_path / "wrong", wide(reference=text)) if row.get("scaled_down")]
     failing = [row for row in wrong if row["implementation"] == "reference" and row["output"] != "*"]
@@ -462,10 +466,47 @@ def test_numbers_of_the_text_change_where_no_axis_is_left_and_what_fails_then_sa
     assert any("with other numbers in its text" in row["message"] for row in failing)
 
 
+SAMPLER = """import torch
+
+
+def run(probs, top_p):
+    assert probs.shape[1] == 131072
+    ordered, order = probs.sort(-1, descending=True)
+    kept = torch.where(ordered.cumsum(-1) - ordered < top_p[:, None], ordered, 0.0)
+    drawn = order.gather(-1, kept.multinomial(1))[:, 0]
+    return torch.where(torch.rand(len(probs)) < GREEDY, order[:, 0], drawn)
+"""
+
+
+@pytest.mark.parametrize(("share", "verdict"), [("0.0", "pass"), ("0.02", "fail")])
+def test_a_sampler_of_a_large_vocabulary_is_judged_by_a_small_one_too(
+    tmp_path: Path, share: str, verdict: str
+) -> None:
+    large = resized(OURS["top_p_sampling_from_probs_v1000"].definition, vocab_size=131072).as_json()
+    sampler = large | {"reference": SAMPLER.replace("GREEDY", share)}
+    rows = verified(tmp_path, sampler, limit=1 << 30, cases=("medium-0", "scaled-down-adversarial-draws"))
+    of_reference = {row["case"]: row for row in rows if row["implementation"] == "reference"}
+    found = of_reference["scaled-down-adversarial-draws"]
+    assert (found["verdict"], found["scaled_down"], "grade" in found) == (
+        verdict,
+        "vocab_size 131072 -> 256",
+        False,
+    )
+    assert of_reference["medium-0"]["verdict"] == "pass"
+    assert {row["implementation"] for row in rows if row["case"] == found["case"]} == {"reference"}
+    (conclusion,) = told_of(summarise(rows, Known()), "conclusion").values()
+    assert conclusion == ("right" if verdict == "pass" else "wrong")
+    read = each_row(tmp_path / "results" / "verdicts" / "sampling.jsonl")
+    status = implementation_verdicts([*read])[sampler["name"]]["reference"].status
+    assert status == ("passed" if verdict == "pass" else "failed")
+
+
 def test_two_axes_of_one_stated_size_that_become_different_ones_are_left() -> None:
     text = "def run(*given):\n    assert given[2].shape[1] == 7168 and len(given[0]) % 256 == 0\n"
     both = resized(MIXTURE, text, hidden_size=7168, intermediate_size=7168, gemm1_out_size=14336, num_experts=256)
-    assert "the reference's text states num_experts 256" in str(scaled_down_of(both, registry.get("moe")))
+    assert "the reference's text states 7168, the size of hidden_size" in str(
+        scaled_down_of(both, registry.get("moe"))
+    )
 
 
 def test_a_scaled_down_one_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
@@ -485,9 +526,7 @@ def test_a_reference_that_refuses_the_smaller_sizes_leaves_the_skip_with_what_it
 
 
 def test_a_definition_without_a_scaled_down_one_says_why_it_has_none(tmp_path: Path) -> None:
-    rows = verified(
-        tmp_path, wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = 1e-6\n    assert x.shape[1] == {FULL}.0"))
-    )
+    rows = verified(tmp_path, wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = 1e-6 * {FULL}.0 / {FULL}.0")))
     assert {row["verdict"] for row in rows} == {"skip"}
     assert all(
         "no scaled-down definition: the reference's text states hidden_size 16384" in row["message"]

@@ -259,5 +259,5 @@ def renumbered(definition: "Definition", changes: Mapping[int, int]) -> str:
 
 
 def numbers(definition: "Definition") -> tuple[tuple[int | float, int], ...]:
-    """(number, line) of every number in the reference, which a scaled-down definition must not make false."""
+    """(number, line) of every number that the reference may compute with, which a smaller definition keeps."""
     return reference_text.numbers(definition.reference)

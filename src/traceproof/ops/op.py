@@ -791,6 +791,11 @@ class Op:
         axes = {name: size for name, size in definition.const_axes.items() if name in used and name not in fixed}
         return scaled_down({name: size for name, size in axes.items() if size >= 2 * SCALED_DOWN_LEAST})
 
+    def scaled_down_cases(self, definition: Definition) -> Collection[str]:
+        """Ids of cases that references are judged by in a smaller definition, too. The default: none."""
+        del definition
+        return ()
+
     def trials(self, definition: Definition, case: Case) -> int:
         """How often an implementation runs the case, stacked along a new first axis; 0: once, no such axis."""
         del definition, case

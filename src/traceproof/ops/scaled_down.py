@@ -1,7 +1,8 @@
 """A scaled-down definition: the same reference with smaller const axes, judged where the definition does not fit.
 
-An axis whose size the reference's text states keeps that size. Where no axis is left, whole numbers of the text
-that are sizes change with their axes: a pass then counts like any other, a failure says nothing.
+An axis whose size the reference computes with as a number keeps that size; a number in an assert changes with its
+axis. Where no axis is left, all whole numbers that are sizes change with their axes: a pass then counts like any
+other, a failure says nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +24,7 @@ class ScaledDown:
 
     definition: Definition
     sizes: Mapping[str, tuple[int, int]]
-    renumbered: bool = False  # whether numbers of the reference's text are others
+    renumbered: bool = False  # whether numbers that the reference computes with are others
 
     def __str__(self) -> str:
         """`hidden_size 7168 -> 512, num_experts 256 -> 32`."""
@@ -38,19 +39,24 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
     def smaller(fixed: Collection[str]) -> dict[str, tuple[int, int]]:
         return {name: (old[name], new) for name, new in op.smaller(definition, fixed).items() if new < old[name]}
 
-    sizes, changes = smaller(stated), dict[int, int]()
-    if not sizes:  # a small number may be anything; a large one is the size of its axis
+    sizes = smaller(stated)
+    computes = not sizes  # whether numbers change that the reference computes with, not in its asserts alone
+    if computes:  # a small number may be anything; a large one is the size of its axis
         sizes = smaller(
             [name for name in stated if old[name] < SCALED_DOWN_LEAST or name not in _whole(definition)]
         )
-        changes = {old[name]: new for name, (_, new) in sizes.items() if name in stated}
-        if any(size in changes and changes[size] != sizes.get(name, (0, size))[1] for name, size in old.items()):
-            sizes = {}  # two axes of one size would get different ones
+    text = definition.reference
+    changes = {size: new for size, new in sizes.values() if renumbered(definition, {size: new}) != text}
+    for name, size in old.items():
+        if size in changes and changes[size] != sizes.get(name, (0, size))[1]:
+            return (
+                f"the reference's text states {size}, the size of {name} and of an axis that would get another one"
+            )
     if not sizes:
         lines = ", ".join(f"{name} {old[name]} (line {line})" for name, line in stated.items())
         return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
     made = _resized(definition, {name: new for name, (_, new) in sizes.items()}, changes)
-    scaled_down = ScaledDown(made, sizes, renumbered=bool(changes))
+    scaled_down = ScaledDown(made, sizes, renumbered=computes)
     if (constraint := broken(made, {})) is not None:
         return f"the constraint {constraint!r} does not hold with {scaled_down}"
     _, unknown = registry.for_definition(scaled_down.definition)

@@ -123,7 +123,7 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
 
 def _why_unproven(rows: Sequence[VerdictRow], compared: Sequence[VerdictRow], skipped: Mapping[str, int]) -> str:
     """Why rows without a failure prove nothing of the definition; empty: they do."""
-    if any(row.scaled_down for row in rows):
+    if not compared and any(row.scaled_down for row in rows):
         return "too large, judged by a scaled-down definition alone"
     if any(row.tolerance is not None for row in rows):
         return "judged by a tolerance of the user's own, which proves nothing"

@@ -546,7 +546,7 @@ class DefinitionRun:
         planned, inputs = case.planned, case.inputs
         assert inputs is not None
         secret_seed = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63) if planned.trials else None
-        draws = planned.further if not second_run and not planned.hidden else None
+        draws = planned.further if not second_run else None
 
         def call(**order: Any) -> CaseResult:  # noqa: ANN401 - what else a CallRequest says
             seed = planned.case.seed if secret_seed is None else secret_seed

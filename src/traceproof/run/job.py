@@ -80,7 +80,8 @@ class Job:
             shutil.rmtree(bundles / path_part(name) if name else bundles, ignore_errors=True)
         lines = [rows_text([_broken_row(self.plan.op_type, broken).as_json() for broken in self.plan.broken])]
         for request in requests.values():
-            rows = finished(graded(request.rows()), request.entry, options=self.options, run=run)
+            entry, rows = request.entry, request.rows()
+            rows = finished(rows if entry.beside else graded(rows), entry, options=self.options, run=run)
             lines.append(rows_text(row.as_json() for row in rows))
         write_text(verdicts, "".join(lines))
         if self.cache is not None:

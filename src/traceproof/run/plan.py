@@ -104,6 +104,7 @@ DRAWING_PARALLEL = 12  # the same of samplers, whose references make thousands o
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
 CPU_BYTE_SECONDS, GPU_BYTE_SECONDS = 1.5e-9, 3e-10
+BESIDE_SECONDS = 2.0  # of a sampler's scaled-down form; a core draws 15,000 times from 500 tokens
 UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 
 
@@ -245,6 +246,8 @@ def _definition_plan(
             if unknown is None and _too_large(cases):
                 smaller, note = _scaled_down(definition, op, selection, path)
                 cases = [_noted(case, note) for case in cases]
+            elif unknown is None and (ids := op.scaled_down_cases(definition)):
+                smaller, _ = _scaled_down(definition, op, selection, path, beside=ids)
     except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with
         message = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, message, "check its sizes, names and constraints"))
@@ -267,20 +270,36 @@ def planned_alone(
 
 
 def _scaled_down(
-    definition: Definition, op: Op, selection: PlanSelection, path: str
+    definition: Definition, op: Op, selection: PlanSelection, path: str, *, beside: Collection[str] = ()
 ) -> tuple[schema.PlannedDefinition | None, str]:
-    """The plan of a definition's scaled-down form, or None; and a sentence on what becomes of the definition."""
+    """The plan of a definition's scaled-down form, or None; and a sentence on what becomes of the definition.
+
+    `beside`: ids of the only cases, by which its reference is judged beside those of its own size.
+    """
     scaled = scaled_down_of(definition, op)
-    if isinstance(scaled, str):
+    if isinstance(scaled, str) or (beside and scaled.renumbered):
         return None, f"no scaled-down definition: {scaled}"
     scaled_op, _ = registry.for_definition(scaled.definition)
-    cases = _cases(scaled.definition, scaled_op, selection, [], unknown=False, prefix=PREFIX)
+    copy = selection.model_copy(update={"met": set()})
+    cases = _cases(scaled.definition, scaled_op, copy, [], unknown=False, prefix=PREFIX)
+    if beside:
+        short = (case for case in cases if case.id.removeprefix(PREFIX) in beside)
+        cases = [case.model_copy(update=_for_reference_alone(case)) for case in short]
+    selection.met.update(case.id for case in cases)
     if _too_large(cases):
         return None, f"no scaled-down definition: with {scaled} it does not fit either"
     chosen = _wanted(cases, selection.cases)
+    if not chosen:
+        return None, ""
     planned = schema.PlannedDefinition.alone(scaled.definition, chosen, None, selection.hidden_seed)
     fields = {"path": path, "scaled_down": str(scaled), "renumbered": scaled.renumbered}
     return planned.model_copy(update=fields), f"judged by a scaled-down definition: {scaled}"
+
+
+def _for_reference_alone(planned: schema.PlannedCase) -> dict[str, Any]:
+    """Changes to a case that is run by the reference alone, for BESIDE_SECONDS."""
+    further = planned.further and replace(planned.further, seconds=BESIDE_SECONDS)
+    return {"hidden": f"--seed {planned.case.seed}", "further": further}
 
 
 def _too_large(cases: Sequence[schema.PlannedCase]) -> bool:
@@ -337,7 +356,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
             nonce=selection.hidden_seed if trials else 0,
             kernel_bytes=extra,
             oracle_bytes=needed - excess,
-            further=op.further(definition, case),
+            further=None if hidden else op.further(definition, case),
             hidden=hidden,
         )
 

@@ -139,6 +139,11 @@ class PlannedDefinition(ClosedModel):
         """The same definition with these cases."""
         return self.model_copy(update={"cases": tuple(cases)})
 
+    @property
+    def beside(self) -> bool:
+        """Whether this is a scaled-down form that is judged beside the definition, not in its place."""
+        return bool(self.scaled_down) and all(case.hidden for case in self.cases)
+
     def row(
         self,
         planned: PlannedCase,

@@ -112,7 +112,8 @@ class View:
     @property
     def scaled_down(self) -> str:
         """Axes that were smaller in what was judged in its place; empty: none."""
-        return next((row.scaled_down for row in self.rows if row.scaled_down), "")
+        judged = [row.scaled_down for row in self.rows if row.verdict in {Verdict.PASS, Verdict.FAIL}]
+        return judged[0] if judged and all(judged) else ""
 
     @cached_property
     def places(self) -> Mapping[RanOn, Tally]:

@@ -8,7 +8,7 @@ vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -289,10 +289,18 @@ FURTHER_SECONDS, SHORT_SECONDS = 8.0, 0.25  # for further draws of the case "dra
 FEW_TRIALS = 4  # trials where one token alone is right, or further draws follow
 
 
+SLOW_VOCABULARY = 1 << 14  # from which a reference on a CPU draws too seldom to show that it is slightly wrong
+
+
 class Sampler(Op):
     """Base of all samplers: how often a case is run, and that distributions are compared, not samples."""
 
     draws_per_case = 512  # over all its rows
+
+    def scaled_down_cases(self, definition: Definition) -> Collection[str]:
+        """The case of many draws, if the vocabulary is large: from 500 tokens a CPU draws 100 times as often."""
+        vocabulary = max(definition.const_axes.values(), default=0)
+        return ("adversarial-draws",) if vocabulary >= SLOW_VOCABULARY else ()
 
     def trials(self, definition: Definition, case: Case) -> int:
         """Trials of a case, for about `draws_per_case` draws over its rows, and at most 256 of a row."""
