@@ -288,6 +288,17 @@ def lossless(name: str) -> SolvedCase | None:
     return None if case is None else solve(definition, case)
 
 
+@pytest.mark.parametrize("seed", [1001, 1003, 1006])
+def test_weights_by_a_table_never_divide_0_by_0_in_float32(seed: int) -> None:
+    definition = DEFINITIONS["hash_topk_e48_k4_v64"]
+    planned = planned_alone(definition, PlanSelection(sizes=("small",), hidden_seed=seed)).cases
+    values = solve(definition, next(one.case for one in planned if one.id == "hidden-large")).inputs
+    experts = ops.tensor(values, "tid2eid")[ops.tensor(values, "input_ids")].long()
+    chosen = ops.tensor(values, "router_logits").gather(1, experts)
+    assert bool(torch.nn.functional.softplus(chosen).amax(-1).gt(0).all())
+    assert float(chosen.max()) > 1e4  # a naive exponential overflows
+
+
 def narrow(subject: SolvedCase) -> dict[str, torch.dtype]:
     """The outputs of 16 bits."""
     kinds = {name: dtype_of(spec) for name, spec in subject.definition.outputs.items()}

@@ -18,7 +18,7 @@ from traceproof.models.drafts import Extraction, Facts, call_of, compared_with, 
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Unsupported, rounded
-from traceproof.ops.cases import OTHER_SCALARS, SEEN
+from traceproof.ops.cases import OTHER_SCALARS, SEEN, UNUSUAL
 from traceproof.ops.compare import Entries, Exact
 from traceproof.ops.families.blockscaled import below, ones
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, altered, has, same
@@ -844,6 +844,12 @@ def evenly_spaced_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return (order * 2.0 ** -(experts - 1).bit_length() - lowered(wanted.params)).to(wanted.dtype)
 
 
+def never_far_below(tensors: Mapping[str, torch.Tensor], params: Mapping[str, Any]) -> None:
+    """Keep logits that a case scales up positive: four weights of logits below -100 are 0 / 0 in float32."""
+    if params.get(UNUSUAL) == "large":
+        tensors["router_logits"].abs_()
+
+
 def spoiled(name: str, *outputs: str, change: Part) -> Mutant:
     """A mutant that changes the first of these outputs that a form has."""
 
@@ -869,6 +875,7 @@ HASHED = Op(
     },
     adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     adversarial_inputs=("router_logits",),
+    adjust=never_far_below,
     unread={"num_fused_shared_experts routed_scaling_factor": "of shared experts alone"},
     unusual={"large": (), SEEN: ()},
     gates={"topk_ids": Exact("a table says which")},
