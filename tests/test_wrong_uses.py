@@ -86,6 +86,7 @@ USES: list[tuple[str, str]] = [
     ("add-new-model --model-name x --config {tmp}/nowhere", "{tmp}/nowhere"),
     ("extract-kernel-definitions --model-name x --config {tmp}/nowhere", "{tmp}/nowhere"),
     ("clone-repos --lock {tmp}/file", "{tmp}/file"),
+    ("publish --dataset {tmp}/dataset", "--dataset {tmp}/dataset: which run verified it is not said"),
     ("publish --traces {tmp}/nowhere", "{tmp}/nowhere"),
     # JSON that is nested too deeply to be read.
     ("lint --baseline {tmp}/deep.json", "{tmp}/deep.json"),

@@ -80,7 +80,9 @@ Dataset = Annotated[Path | None, typer.Option(help="A dataset's folder instead o
 Selection = Annotated[
     str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
 ]
-Codes = Annotated[list[str] | None, typer.Option("--select", help="Only codes that start so, e.g. TP3 or KL1.")]
+Codes = Annotated[
+    list[str] | None, typer.Option("--select", help="Only codes that start so, e.g. TP3 or KL1; all if left out.")
+]
 Baseline = Annotated[Path | None, typer.Option(help="A file of known findings: only others fail.")]
 UpdateBaseline = Annotated[
     bool, typer.Option("--update-baseline", help="Write all findings to the baseline and succeed.")
@@ -93,9 +95,15 @@ FlashInfer = Annotated[
 ]
 
 # How to make and judge cases.
-Sizes = Annotated[list[str] | None, typer.Option("--test-sizes", help="Sizes: small medium large stress.")]
-Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the inputs.")]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--test-sizes", help="Sizes: small medium large stress; config.yaml's if left out."),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(help="Accept floats within this atol and rtol, not by the calibrated gates; proves nothing."),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of the inputs; config.yaml's if left out.")]
 HiddenSeed = Annotated[int | None, typer.Option(min=1, help="Hidden cases follow from it; drawn if not given.")]
 Force = Annotated[bool, typer.Option("--force", help="Do finished work again, too.")]
 WeakIsolation = Annotated[
@@ -107,7 +115,7 @@ Config = Annotated[Path | None, typer.Option(help="A model's config.json.")]
 Hub = Annotated[
     str | None, typer.Option("--hf-repo-id", help="Fetch config.json from this HuggingFace repository.")
 ]
-Revision = Annotated[str | None, typer.Option(help="Of --hf-repo-id.")]
+Revision = Annotated[str | None, typer.Option(help="Of --hf-repo-id; main if left out.")]
 Sglang = Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")]
 SglangPython = Annotated[
     Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")

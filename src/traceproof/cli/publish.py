@@ -90,6 +90,9 @@ def _source(dataset: Path | None, selection: str, traces: Sequence[Path]) -> Sou
     published = root / folder_of(config.dataset, root=results / "dataset")
     python = Path(resolve(config, MAIN).python)
     verified = results / "extract" / "dataset" if config.models else published
+    if dataset is not None and not selection and dataset.resolve() != verified.resolve():
+        todo = f"Give --selection selections/NAME, a folder of {results / 'selections'}."
+        raise TraceproofError(f"--dataset {dataset}: which run verified it is not said", todo=todo)
     return Source(
         root=root,
         dataset=verified if dataset is None else dataset.absolute(),
