@@ -235,6 +235,8 @@ def test_all_problems_are_reported_at_once(shipped: dict[str, Any]) -> None:
             "foo": 1,
             "seed": "three",
             "test_sizes": ["small", "huge"],
+            "models": "llama_3_1_8b",
+            "solutions": True,
             "limits": {"wall_s": -1},
             "selection": {"optype": [], "op_type": ["gmm"]},
             "dataset": {"pypi": None, "path": str(DATASET)},
@@ -245,6 +247,8 @@ def test_all_problems_are_reported_at_once(shipped: dict[str, Any]) -> None:
         "foo: unknown key",
         "seed: 'three': input should be a valid integer",
         "test_sizes.1: 'huge'",
+        "models: 'llama_3_1_8b': input should be a valid list",
+        "solutions: True: input should be a valid mapping",
         "limits.wall_s: -1",
         "selection.optype: unknown key; did you mean 'op_type'?",
     ):

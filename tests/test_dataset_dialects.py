@@ -193,6 +193,7 @@ def test_the_role_of_an_input_is_told_by_whole_words(name: str, role: Role) -> N
         (["a > a"], {}, {"a": 1}, None),
         (["a == 128 * b", "c == 128 * d"], {}, dict.fromkeys("acdb", 1), {"a": 128, "b": 1, "c": 128, "d": 1}),
         (["9 ** 9 ** 9 > a", "a // 0 == 1"], {}, {"a": 7}, {"a": 7}),
+        (["page == 0 or a % page == 0"], {"page": 0}, {"a": 7}, {"page": 0, "a": 7}),
     ],
 )
 def test_sizes_satisfy_the_constraints(

@@ -32,6 +32,7 @@ from traceproof.models import catalogue
 from traceproof.ops import registry
 from traceproof.ops.cases import ALL_SIZES
 from traceproof.stacks import STACKS, TRUTHS, Stack
+from traceproof.text import of_files
 
 if TYPE_CHECKING:
     from traceproof import sandbox
@@ -351,7 +352,8 @@ def _explain(error: Mapping[str, Any]) -> str:
         case "string_pattern_mismatch":
             return f"{where}: {shown} does not have the form {error['ctx']['pattern']}"
         case _:
-            return f"{where}: {shown}: {error['msg'][0].lower()}{error['msg'][1:]}"
+            said = of_files(error["msg"])
+            return f"{where}: {shown}: {said[0].lower()}{said[1:]}"
 
 
 def _known_keys(location: list[str]) -> str:

@@ -91,6 +91,13 @@ def has_credentials(url: str) -> bool:
     return ("@" in parts.netloc and not alone) or any(says_secret(key) for key, _ in parse_qsl(parts.query))
 
 
+def of_files(message: str) -> str:
+    """A message of pydantic in the words of YAML and JSON: a list, no tuple; a mapping, no dictionary or class."""
+    return re.sub(
+        r"dictionary( or (instance|object) .*)?$", "mapping", message.replace("valid tuple", "valid list")
+    )
+
+
 def _redacted_url(url: str) -> str:
     """A URL without its user, password and secrets of the query."""
     try:

@@ -115,7 +115,7 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
         case ast.BinOp(left=left, op=op, right=right):
             return OPERATORS[type(op)](_evaluate(left, axes), _evaluate(right, axes))
         case ast.BoolOp(op=op, values=operands):
-            return (all if isinstance(op, ast.And) else any)([bool(_evaluate(value, axes)) for value in operands])
+            return (all if isinstance(op, ast.And) else any)(bool(_evaluate(value, axes)) for value in operands)
         case ast.IfExp(test=test, body=body, orelse=otherwise):
             return _evaluate(body if _evaluate(test, axes) else otherwise, axes)
         case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):

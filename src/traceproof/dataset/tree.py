@@ -27,7 +27,7 @@ from traceproof.dataset.records import Trace
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, NotPlainError, read_bytes, read_resolved
 from traceproof.names import OP_TYPE, path_part
-from traceproof.text import printable
+from traceproof.text import of_files, printable
 
 DEFINITION_BYTES = 4 * MIB
 LFS_POINTER = b"version https://git-lfs"  # content of a blob's file where git LFS is not installed
@@ -112,7 +112,7 @@ def explain(error: BaseException) -> str:
             where, value = ".".join(map(str, detail["loc"])), repr(detail["input"])
             # longer values hide the message
             shown = detail["type"] not in {"missing", "value_error"} and len(value) <= 60
-            text = detail["msg"].removeprefix("Value error, ") + (f", not {value}" if shown else "")
+            text = of_files(detail["msg"]).removeprefix("Value error, ") + (f", not {value}" if shown else "")
             problems.append(f"{where}: {text}" if where else text)
         rest = len(problems) - PROBLEMS_SHOWN
         return "; ".join(problems[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
