@@ -5,7 +5,7 @@
 # verdicts.json, and verify.txt. To be run in the repository, with traceproof on PATH.
 # Exit code: 0 nothing got worse, 1 something did, 2 that could not be found out.
 set -u
-out=$1
+out=${1:?"usage: examples/watch.sh FOLDER COMMAND [ARGUMENT ...]"}
 shift
 mkdir -p "$out" && rm -f "$out"/verdicts.* || exit 2
 before=$(ls -t results/history/*.json 2>/dev/null | head -n 1) # the newest state; none in the first run

@@ -380,6 +380,8 @@ def test_the_good_end_has_to_come_first(upstream: Upstream) -> None:
     history(upstream)
     with pytest.raises(TraceproofError, match="does not come before"):
         commits_between(upstream.folder, "main", "good")
+    with pytest.raises(TraceproofError, match="it has no such commit"):
+        commits_between(upstream.folder, "god", "main")
 
 
 # Stands in for traceproof: `verify` keeps the state that the test planned and ends as planned, the rest is real.

@@ -45,6 +45,11 @@ FINAL: tuple[tuple[str, str, str], ...] = (
         "there is no repository at this address",
         "Check the address (git ls-remote URL).",
     ),
+    (
+        r"Needed a single revision|Not a valid object name|unknown revision|Not a valid commit name",
+        "it has no such commit",
+        "Check the name; `git fetch --unshallow --tags` brings what a shallow clone lacks.",
+    ),
     ("remote rejected", "the remote refuses it", "See what it says."),
     (r"dubious ownership", "git does not trust the folder's owner", "See `git help config`, safe.directory."),
 )

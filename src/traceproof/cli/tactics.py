@@ -166,7 +166,7 @@ def table(rows: Sequence[TacticRow]) -> str:
         counts = Counter(row.verdict for row in members)
         margins = [row.margin for row in members if row.margin is not None]
         odd = sorted((row for row in members if row.verdict is not Verdict.PASS), key=lambda row: not row.bad)
-        says = f"{odd[0].case} {odd[0].output}: {odd[0].reason}: {odd[0].message}" if odd else ""
+        says = f"{odd[0].case or 'no case'} {odd[0].output}: {odd[0].reason}: {odd[0].message}" if odd else ""
         numbers = [*(str(counts[kind]) for kind in kinds), f"{max(margins):.3g}" if margins else ""]
         names = (name, backend or "by default", printable(tactic) or "by default")
         grid.add_row(*names, *numbers, printable(says)[:200])
