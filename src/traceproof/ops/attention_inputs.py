@@ -385,7 +385,7 @@ STRUCTURE: Mapping[str, Callable[[CaseLayout], Any]] = {
 QUERY_CAP = {"small": 16, "medium": 16, "large": 64}
 WHOLE_CAP = {"small": 16, "medium": 128, "large": 640}
 LONG = 2048  # tokens; the specification's longest sequence, where at amplitude 3 most planted bugs show
-LONG_DECODE, LONGEST, LONG_PREFILL = [32768, 32767], 131072, 16384  # tokens, of cases of size `stress`
+LONGEST = 131072  # tokens, of a case of size `stress`
 # A case: its id, tokens of each sequence, its queries (unused in decode) or about how many each has, further
 # drawing instructions.
 Planned = tuple[str, list[int], list[int] | int, Mapping[str, Any]]
@@ -428,12 +428,20 @@ def sized(definition: Definition, seed: int, size: str, page: int) -> Iterator[P
         yield f"{size}-{index}", kv_lens, q_lens, params.get(f"{size}-{index}", {})
 
 
+def at_window(definition: Definition) -> Iterator[Planned]:
+    """A case of one query each over a window's keys, one more, and two more: the first one that hides a key."""
+    if (window := calls.NUMBERS["window_left"]) and "window_left" in definition.inputs:
+        lengths = [int(window) + more for more in (0, 1, 2)]
+        yield "edge-window", lengths, [1] * len(lengths), {}
+
+
 def always(definition: Definition, page: int, *, causal: bool) -> Iterator[Planned]:
     """Edge and adversarial cases: empty and single sequences, patterns of data."""
     short, queries = [page + 2, 17], [3, 17]
     yield "edge-empty-row", [5, 0, page + 1], [2, 3, 0], {}
     yield "edge-single", [1], [1], {}
     yield "edge-all-empty", [0, 0], [1, 2], {}
+    yield from at_window(definition)
     if causal:
         yield "edge-q-longer", [3, 1, 9], [5, 4, 9], {}
     yield "adversarial-long", [LONG, LONG - 1, LONG // 2, 65], [8, 4, 1, 1], {"amplitude": 3.0}
@@ -460,8 +468,9 @@ def tabled(
             lengths[-1] = page * -(-low // page) + (at if size != "small" else -at)
             if {"qkv", "seq_len"} & definition.inputs.keys():  # all tokens are queries, so fewer of them
                 lengths = [min(length, SELF_LONGEST) for length in lengths]
-            yield f"{size}-{at}", lengths, 1 + at * 10, {}
+            yield f"{size}-{at}", lengths, 1 + at * 10, {"shared": True} if at else {}
     yield "edge-single", [1], 1, {}
+    yield from at_window(definition)
     if {*calls.CAUSAL[:2]} & definition.inputs.keys():
         yield "edge-not-causal", [page + 2, 37], 9, {"causal": 0}
     yield "adversarial-long", [640, 300], 3, {"amplitude": 3.0}
@@ -474,7 +483,7 @@ def tabled(
 
 def stressing(page: int, pages: int, *, causal: bool) -> Iterator[Planned]:
     """Long contexts, extreme logits, equal keys, objects that served other lengths, a far cache if any."""
-    yield "stress-long", [LONG_PREFILL, LONG_PREFILL - 1] if causal else LONG_DECODE, [64, 1], {}
+    yield "stress-long", [32768, 32767], [64, 1], {}
     if not causal:
         yield "stress-longest", [LONGEST - 1], [], {}
     for pattern in ("below", "deep", "above", "equal"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise, product
 from typing import Any
 
@@ -27,7 +28,7 @@ from traceproof.ops.attention_inputs import (
     within,
 )
 from traceproof.ops.base import Unsupported, Value, Values, ordered, scalar, specified, tensor
-from traceproof.ops.cases import Case, is_hidden
+from traceproof.ops.cases import AFTER, Case, is_hidden
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
 from traceproof.ops.formats import FP4_BLOCK, swizzled_size
@@ -73,6 +74,15 @@ def longest(change: Part) -> Callable[[Spans], Spans]:
         return tuple(seeing(span, change) if at == index else span for at, span in enumerate(spans))
 
     return changed
+
+
+def seen_once(spans: Spans) -> Spans:
+    """Spans without the keys that an earlier one has, on pages that sequences share."""
+    seen, kept = torch.cat([span.rows[:0] for span in spans]), []
+    for span in spans:
+        kept.append(seeing(span, partial(torch.masked_select, mask=~torch.isin(span.rows, seen))))
+        seen = torch.cat([seen, span.rows])
+    return tuple(kept)
 
 
 def sights(span: Span, rows: torch.Tensor) -> torch.Tensor:
@@ -151,6 +161,7 @@ MUTANTS = (
         "one token dropped", spans=longest(lambda at: torch.cat([at[: len(at) // 2], at[len(at) // 2 + 1 :]]))
     ),
     misread("one token twice", spans=longest(lambda at: torch.cat([at[: len(at) // 2 + 1], at[len(at) // 2 :]]))),
+    misread("a shared page counts for its first sequence alone", spans=seen_once),
     misread("first token dropped", spans=longest(lambda at: at[1:])),
     misread("last token dropped", spans=longest(lambda at: at[:-1])),
     # Causal queries do not see their own key: the last key is dropped, so that every query sees one fewer.
@@ -544,11 +555,11 @@ class Attention(Op):
         return replace(case, size=base.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """The cases of `stressing`; of calls with tables only those with a pattern of data."""
+        """The cases of `stressing`; of calls with tables those that have queries of their own, without reuse."""
         enlarged, causal = self.enlarged(definition), "qo_indptr" in definition.inputs
         pages = 0 if enlarged is None else enlarged.size(definition, 1)
         for planned in attention_inputs.stressing(page_of(definition), pages, causal=causal):
-            if not is_tabled(definition) or "pattern" in planned[3]:
+            if not is_tabled(definition) or (planned[2] and AFTER not in planned[3]):
                 yield self._case(definition, seed, planned)
 
     def enlarged(self, definition: Definition) -> Far | None:

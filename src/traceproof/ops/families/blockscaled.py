@@ -358,18 +358,24 @@ def counts(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return valid.to(wanted.dtype)
 
 
-def of_codes(low: int, high: int) -> Drawn:
-    """A function that draws tensors whose bytes are random in [low, high), in any dtype."""
+def of_codes(low: int, high: int, **special: tuple[int, int]) -> Drawn:
+    """A function that draws tensors whose bytes are random in [low, high), in any dtype.
+
+    In cases with a drawing instruction of `special` they are in its range.
+    """
 
     def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
         *outer, width = wanted.shape
-        codes = draw.integers(wanted.name, (*outer, width * wanted.dtype.itemsize), low=low, high=high)
+        first, end = next((ends for name, ends in special.items() if name in wanted.params), (low, high))
+        codes = draw.integers(wanted.name, (*outer, width * wanted.dtype.itemsize), low=first, high=end)
         return codes.to(torch.uint8).view(wanted.dtype)
 
     return drawn
 
 
-ANY_BYTES, AROUND_ONE = of_codes(0, 256), of_codes(0x30, 0x40)  # any bits; e4m3 scales from 1/2 to below 2
+SUBNORMAL, LARGEST = (1, 8), (0x70, 0x7F)  # codes of e4m3, which a kernel may flush to 0 or take for NaN
+ANY_BYTES, ANY_SCALES = of_codes(0, 256), of_codes(0, 0x7F)  # any bits; e4m3 scales from 0 to 448
+AROUND_ONE = of_codes(0x30, 0x40, scale=SUBNORMAL)  # e4m3 scales from 1/2 to below 2
 ROWS = ("input", "a", "x", "latent_kv", "gated_input", "append_key", "append_value", "append_ckv")
 
 
@@ -837,10 +843,10 @@ DEQUANTIZE_FP4 = Op(
         "block_tables": below("paged_k_cache"),
         "seq_lens": below("output_k", 1, more=1),
     },
-    adversarial={},
+    adversarial={"tiny": ADVERSARIAL["tiny"]},
     lossless={
         "k_scale v_scale": 257 / 256,  # of more bits than bfloat16 holds
-        "k_scales v_scales": AROUND_ONE,
+        "k_scales v_scales": ANY_SCALES,
         "output_k output_v": full(0),
     },
     mutants=(
@@ -848,6 +854,7 @@ DEQUANTIZE_FP4 = Op(
         Mutant("signs lost", order=lambda codes: codes & 7),
         Mutant("blocks' scales dropped", change_scales=ones),
         Mutant("blocks' scales shifted", change_scales=lambda scale: scale.roll(1, -1)),
+        Mutant("subnormal scales are 0", change_scales=lambda scale: scale.where(scale >= 2.0**-6, 0.0)),
         Mutant("blocks' scales inverted", change_scales=lambda scale: 1 / scale),
         Mutant("whole cache's scale dropped", scale_power=0),
         Mutant("whole cache's scale inverted", scale_power=-1),

@@ -27,7 +27,7 @@ WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta") 
 L2_EPS = 1e-6  # added to a sum of squares
 LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {  # tokens per sequence of each case
     "small": ((1,), (5, 11)),
-    "medium": ((33,), (17, 1, 40)),
+    "medium": ((65,), (17, 1, 40)),  # a chunk of 64 and one token
     "large": ((128,), (1, 65, 64)),
 }
 # A chunk of 64 tokens passes through five products, a token of the baseline through two: chunked computations

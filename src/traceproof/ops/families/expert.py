@@ -584,6 +584,9 @@ QUANT_MODES = {None: "w4a16", Scaling.NVFP4: "w4a4", Scaling.MXFP8: "w4a8"}
 FP8_TYPES = {Scaling.FP8_BLOCK: 1, Scaling.MXFP8: 2}  # FlashInfer's Fp8QuantizationType
 BIASED, LIMITED = "biased", "limited"  # values of the drawing instruction `extreme`: large biases, or low limits
 BOUNDARY = 300.0  # the one channel of a token that is not zero
+# One channel of activations in bfloat16, as models have some: above 448 * 6, where nvfp4 without a scale of the
+# tensor ends. It is 6 times a power of two, which codes of fp4 hold exactly under a scale of their own.
+MASSIVE = 6144.0
 FACTOR = 2.5  # routed_scaling_factor, as DeepSeek-V3 has it
 
 # RMS of inputs that are drawn as floats; of codes the bits are drawn.
@@ -639,7 +642,10 @@ def drawn_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
         return draw.bits(wanted.name, wanted.shape, torch.int8).view(torch.uint8)
     if mixture.scaling == Scaling.FP4 and role != "hidden_states":
         return _fp4_weights(draw, wanted, rms)
-    return draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=rms)
+    made = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=rms)
+    if "massive" in wanted.params and role == "hidden_states" and wanted.dtype is torch.bfloat16:
+        made[:, wanted.shape[-1] // 3] = MASSIVE
+    return made
 
 
 def drawn_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -871,7 +877,7 @@ class Experts(Op):
             yield case("edge-empty", 0, 0)
         if routing.local < routing.experts and not routing.by_input:
             yield case("edge-remote", 3, rows=["remote"])
-        yield case("adversarial-hot", 8, rows=["hot"])
+        yield case("adversarial-hot", 8, rows=["hot"], massive=True)
         extremes = {BIASED: {*BIASES}, LIMITED: {*TAKEN.get(mixture.activation, ())}}
         given = [one for one, names in extremes.items() if names & named(definition).keys()]
         yield from (case(f"adversarial-{one}", 2, extreme=one) for one in given)
@@ -1106,6 +1112,14 @@ MOE = Experts(
             "gate and up swapped",  # of one or of six axes, shifted by one element
             *GEMM1,
             change=lambda x: roll(x, -2, x.shape[-2] // 2) if 1 < x.dim() < 6 else roll(x, -1),
+        ),
+        altered(
+            "activations end at 2,688",
+            "hidden_states",
+            change=lambda x: x.clamp(-2688, 2688),
+            applies=lambda wide: (
+                wide.given("hidden_states").dtype is torch.bfloat16 and "gemm1_clamp_limit" not in wide
+            ),
         ),
         altered("gemm1's scales transposed", GEMM1[1], change=transposed),
         altered("gemm2's scales transposed", GEMM2[1], change=transposed),

@@ -98,12 +98,14 @@ def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Draw distinct slots in no order, with gaps; PAD in the rows that the case's params name."""
+    """Draw distinct slots in no order, with gaps; PAD in rows that `padding` names, then slot 0 in none."""
     host = HostDraw(definition=wanted.definition.name, case=wanted.case.id, seed=wanted.case.seed)
     count, rows = wanted.shape_of("state")[0], wanted.shape_of("x")[0]
     ends = boundaries(count) if UNUSUAL in wanted.params and rows == BOUNDARY_ROWS else []
-    chosen = [*ends, *(slot for slot in host.shuffled("slots", range(count)) if slot not in ends)][:rows]
-    for row in {*wanted.params.get("padding", [])} & {*range(rows)}:
+    padding = {*wanted.params.get("padding", [])} & {*range(rows)}
+    others = (slot for slot in host.shuffled("slots", range(count)) if slot not in ends)
+    chosen = [*ends, *sorted(others, key=lambda slot: bool(padding) and slot == 0)][:rows]
+    for row in padding:
         chosen[row] = PAD
     return torch.tensor(chosen, dtype=torch.int64, device=draw.device).to(wanted.dtype)
 

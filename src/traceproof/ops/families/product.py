@@ -15,7 +15,17 @@ from traceproof.ops.adapter import Api, Definition, Given, Module, Outputs, dim,
 from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Backward, Quantised
-from traceproof.ops.families.blockscaled import ANY_BYTES, NVFP4, Coder, between, counts, of_codes, ones
+from traceproof.ops.families.blockscaled import (
+    ANY_BYTES,
+    LARGEST,
+    NVFP4,
+    SUBNORMAL,
+    Coder,
+    between,
+    counts,
+    of_codes,
+    ones,
+)
 from traceproof.ops.formats import (
     BLOCK,
     E2M1,
@@ -770,7 +780,11 @@ def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return (draw.integers(wanted.name, wanted.shape, low=101, high=108) + level).to(torch.uint8).view(wanted.dtype)
 
 
-SCALES, ONE_E4M3, ONE_E8M0 = of_codes(0x28, 0x40), of_codes(0x38, 0x39), of_codes(127, 128)
+SCALES, ONE_E4M3, ONE_E8M0 = (
+    of_codes(0x28, 0x40, scale=SUBNORMAL, offset=LARGEST),
+    of_codes(0x38, 0x39),
+    of_codes(127, 128),
+)
 OF_SCALES = (
     Mutant("scales of the second factor dropped", b_scales=ones),
     Mutant("scales of the second factor inverted", b_scales=lambda scale: 1 / scale),
@@ -788,6 +802,7 @@ OF_SCALES = (
         ),
     ),
 )
+FLUSHED = Mutant("subnormal scales are 0", b_scales=lambda scale: scale.where(scale >= 2.0**-6, 0.0))
 BOTH_CODED = (
     Mutant("scales of the first factor dropped", a_scales=ones),
     Mutant("scales of the first factor inverted", a_scales=lambda scale: 1 / scale),
@@ -886,7 +901,7 @@ GEMM_BF16_FP4 = Op(
         "y": lambda at: at["n"] * 2,
     },
     draws={"B": ANY_BYTES, "b_descale": SCALES, "alpha": of_tensor},
-    mutants=(*LAST_COLUMNS, SHIFTED, NARROW_SUMS, *OF_SCALES, *OF_PAIRS_AND_ALPHA),
+    mutants=(*LAST_COLUMNS, SHIFTED, NARROW_SUMS, FLUSHED, *OF_SCALES, *OF_PAIRS_AND_ALPHA),
 )
 GEMM_SVDQUANT = Op(
     "gemm_nvfp4_svdquant",
@@ -907,6 +922,7 @@ GEMM_SVDQUANT = Op(
     mutants=(
         SHIFTED,
         NARROW_SUMS,
+        FLUSHED,
         *OF_SCALES,
         *BOTH_CODED,
         *OF_PAIRS_AND_ALPHA,

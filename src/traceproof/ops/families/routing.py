@@ -231,9 +231,9 @@ COUNTS = (
 # The formula.
 
 
-def sum_one(weights: torch.Tensor) -> torch.Tensor:
-    """Weights [..., top_k] divided by their sum over the last axis."""
-    return weights / weights.sum(-1, keepdim=True)
+def sum_one(weights: torch.Tensor, more: float = 0.0) -> torch.Tensor:
+    """Weights [..., top_k] divided by their sum over the last axis, plus `more` in a mutant."""
+    return weights / (weights.sum(-1, keepdim=True) + more)
 
 
 def best(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -825,10 +825,13 @@ def _routing_alone(definition: Definition) -> Routing:
 def clearest(draw: Draw, wanted: Wanted, *, exact: bool = False) -> torch.Tensor:
     """Of TRIALS random rows of scores [tokens, experts], each token's with the clearest choice and order.
 
-    Scores are normal, or, if `exact`, 0 or SURE: sigmoids of 1/2, and of 1 so few that both are chosen.
+    Scores are normal, or, if `exact`, 0 or SURE: sigmoids of 1/2, and of 1 so few that both are chosen. In the
+    case `faint` their sigmoids are near 1e-8.
     """
     name, shape = wanted.name, (TRIALS, *wanted.shape)
     scores = (draw.integers(name, shape, low=0, high=16) == 0) * SURE if exact else draw.normal(name, shape) * 2
+    if "faint" in wanted.params:
+        scores = SHAPES["faint"](scores)
     trials = scores.to(wanted.dtype).cpu()
     bias = evenly_spaced_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
     routing = _routing_alone(wanted.definition)
@@ -838,10 +841,18 @@ def clearest(draw: Draw, wanted: Wanted, *, exact: bool = False) -> torch.Tensor
 
 
 def evenly_spaced_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct biases [experts] of few bits: multiples of 1 / 2**n within +-1/2, shuffled, less `lowered`."""
-    experts = wanted.shape[0]
-    order = draw.permutation(wanted.name, experts) - experts // 2
-    return (order * 2.0 ** -(experts - 1).bit_length() - lowered(wanted.params)).to(wanted.dtype)
+    """Distinct biases [experts] of few bits: multiples of 1 / 2**n within +-1/2, shuffled, less `lowered`.
+
+    In the case `faint` they decide alone, within +-16: of TRIALS orders the one whose choice is clearest.
+    """
+    experts, faint = wanted.shape[0], "faint" in wanted.params
+    orders = [draw.permutation(f"{wanted.name}{turn or ''}", experts) for turn in range(TRIALS if faint else 1)]
+    biases = (torch.stack(orders) - experts // 2) * 2.0 ** -(experts - 1).bit_length() - lowered(wanted.params)
+    biases = (biases * (FAINT_BIAS if faint else 1.0)).to(wanted.dtype)
+    if not faint:
+        return biases[0]
+    margin = margins(_routing_alone(wanted.definition), torch.zeros_like(biases, dtype=torch.float32), biases)
+    return biases[int(margin.cpu().argmax())]
 
 
 def never_far_below(tensors: Mapping[str, torch.Tensor], params: Mapping[str, Any]) -> None:
@@ -913,7 +924,7 @@ GROUPED = Op(
         "routed_scaling_factor": 164.5 / 64,  # / 4 it is midway between two bfloat16 numbers, / 5 just beyond
     },
     unread={"topk topk_values topk_indices": "it is written over, or its size"},
-    adversarial={},
+    adversarial={"faint": {"faint": 1.0}},
     unusual={},
     gates={"topk_indices_out": Exact("no two experts are equally good")},
     mutants=(
@@ -921,6 +932,10 @@ GROUPED = Op(
         Mutant("a group counts three", counted=3),
         Mutant("groups not limited", limited=False),
         Mutant("weights with the bias", weigh=with_bias),
+        Mutant(
+            "1e-6 in the sum",
+            weigh=lambda logits, experts, _: sum_one(torch.sigmoid(logits.gather(-1, experts)), 1e-6),
+        ),
         Mutant("sums not brought to 1", weigh=WEIGHTS[Method.LLAMA4]),
         Mutant("softmax of the chosen", weigh=WEIGHTS[Method.RENORMALISE]),
         altered("bias dropped", "bias", change=lambda bias: bias * 0),

@@ -609,9 +609,11 @@ def cache_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Draw distinct pages of the pool in random order, int32."""
+    """Draw pages of the pool in random order, int32; each second sequence shares the first one's first page."""
     pool = wanted.shape_of("kv_fused")[0]
-    return draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
+    pages = draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
+    pages[1::2, :1] = pages[:1, :1]
+    return pages
 
 
 def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
