@@ -52,6 +52,7 @@ def norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -
 
 
 X, W = torch.linspace(-2, 3, 4 * 64).view(4, 64).bfloat16(), torch.ones(64, dtype=torch.bfloat16)
+ROWS = torch.ones(2, 1, 4, dtype=torch.bfloat16)
 
 
 def wrong(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -359,6 +360,28 @@ def test_sizes_and_constants_may_be_numbers_of_numpy() -> None:
         (lambda: traceproof.assert_right("rmsnorm", [torch.ones(2, 3), torch.ones(4)], []), "hidden_size is 3"),
         (lambda: traceproof.assert_right("rmsnorm", [torch.ones(2, 3)], []), "weight is missing"),
         (lambda: traceproof.assert_right("rmsnorm", [2.0, torch.ones(3)], []), "hidden_states is a float, not"),
+        (
+            lambda: traceproof.assert_right("rmsnorm", [X.float().numpy(), W], X),
+            "is a ndarray, no tensor or number",
+        ),
+        (
+            lambda: traceproof.assert_right(
+                "rope_neox", [ROWS, ROWS, torch.ones(5, 4), torch.tensor([3, 99])], [ROWS, ROWS]
+            ),
+            "not be computed of these inputs: IndexError: index 99",
+        ),
+        (
+            lambda: traceproof.assert_right(
+                "gqa_paged_decode",
+                [ROWS, ROWS[None], ROWS[None], *[torch.ones(2, dtype=torch.int32)] * 3, 1.0],
+                ROWS,
+            ),
+            "it is not so that len_indptr",
+        ),
+        (
+            lambda: traceproof.assert_right("top_p_sampling", [X.float(), X[:, 0].float()], W),
+            "draws at random, and is",
+        ),
         (lambda: traceproof.assert_right("rmsnorm", {"y": torch.ones(2, 3)}, []), "there is no y"),
         (lambda: traceproof.assert_right("rmsnorm", None, X), "the inputs of rmsnorm are a NoneType"),  # type: ignore[arg-type]
         (lambda: traceproof.assert_right("rmsnorm", [X, W], norm), "norm is a function, not outputs"),
@@ -444,24 +467,25 @@ def test_importing_it_imports_nothing_else() -> None:
 WITHOUT = {"quantize_int8", "quantize_fp8", "top_k_sampling", "top_p_sampling", "top_k_top_p_sampling"}
 GDN = ["medium-0", "adversarial-slow", "adversarial-saturated", "adversarial-tiny", "edge-default-scale"]
 PREFILL = ["small-0", "small-1", "medium-0", "medium-1", "adversarial-ties", "adversarial-long"]
+Backward = Callable[[torch.Tensor], torch.Tensor]
 IN_PLACE = {"gemm", "gdn_decode", "gdn_prefill"}  # whose oracles are not to be differentiated by themselves
 
 
-class Scaled(torch.autograd.Function):
-    """Its input, and a gradient that is a factor off."""
+class PassedBack(torch.autograd.Function):
+    """Its input, and what a function makes of the gradient."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, factor: float) -> torch.Tensor:
-        ctx.factor = factor  # type: ignore[attr-defined]
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, way: Backward) -> torch.Tensor:
+        ctx.way = way  # type: ignore[attr-defined]
         return x.clone()
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0] * ctx.factor, None  # type: ignore[attr-defined]
+        return ctx.way(gradients[0]), None  # type: ignore[attr-defined]
 
 
-def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-    found: torch.Tensor = Scaled.apply(x, factor)  # type: ignore[no-untyped-call]
+def passed_back(x: torch.Tensor, way: Backward) -> torch.Tensor:
+    found: torch.Tensor = PassedBack.apply(x, way)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -474,7 +498,12 @@ def test_a_right_gradient_of_every_form_passes_and_one_that_is_a_tenth_off_is_re
     right = by_oracle(definition)
 
     def wrong(*inputs: object) -> object:
-        return right(*(scaled(x, 1.1) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs))
+        return right(
+            *(
+                passed_back(x, lambda g: g * 1.1) if isinstance(x, torch.Tensor) and x.requires_grad else x
+                for x in inputs
+            )
+        )
 
     for function, fine in ((right, True), (wrong, False)):
         report = traceproof.check(
@@ -573,6 +602,23 @@ def test_a_wrong_backward_is_told_and_refused_on_request() -> None:
     case.check(silu)
     with pytest.raises(AssertionError, match="gradient of input: numerics"):
         case.check(silu, gradients=True)
+
+
+def test_gradients_of_outputs_need_not_be_contiguous_and_are_not_to_be_written_to() -> None:
+    def as_if_dense(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.as_strided(gradient.shape, (gradient.shape[1], 1)).clone()
+
+    for way, told in (
+        (torch.Tensor.clone, ""),
+        (as_if_dense, "given gradients of outputs that are not contiguous"),
+        (lambda gradient: gradient.mul_(2) / 2, "it writes to the gradient of an output"),
+    ):
+        report = checked(
+            lambda x, way=way: passed_back((functional.silu(x[:, :96].float()) * x[:, 96:]).to(x.dtype), way),
+            gradients=True,
+        )
+        assert bool(report) == (not told), str(report)
+        assert told in str(report)
 
 
 def test_what_takes_no_part_in_autograd_has_no_gradient_and_is_refused_on_request() -> None:

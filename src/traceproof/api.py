@@ -24,6 +24,7 @@ from unittest import SkipTest
 
 import torch
 
+from traceproof.dataset.constraints import broken
 from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition
 from traceproof.dataset.tree import closest, explain, find, read_file, read_tree
 from traceproof.errors import TraceproofError
@@ -685,6 +686,12 @@ class DrawnCase:
             todo = "Give the function: case.check(function)."
             raise TraceproofError("outputs alone have no gradients", todo=todo)
         returned = named_outputs(self.definition, outputs)
+        drawn = [value for value in returned.values() if isinstance(value, torch.Tensor)]
+        if self.draws and any(value.shape[:1] != (self.draws,) for value in drawn):
+            raise TraceproofError(
+                f"{self.definition.name} draws at random, and is judged by {self.draws} calls on these inputs",
+                todo="Give their outputs, stacked along a new first axis, or the function to check().",
+            )
         changed = written(self._op, self.definition, dict(self.inputs))
         unseen = sorted(changed.keys() - returned.keys()) if self.given is not None else []
         if unseen:
@@ -842,7 +849,12 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     _expect_usable(tolerance=tolerance)
     if callable(outputs):
         raise TraceproofError(f"{name_of(outputs)} is a function, not outputs", todo="Call it, or use check().")
-    DrawnCase(specification, planned, None, device, tolerance, ordered).check(outputs)
+    try:
+        DrawnCase(specification, planned, None, device, tolerance, ordered).check(outputs)
+    except (IndexError, RuntimeError) as error:  # of the oracle
+        what = f"{specification.name} can not be computed of these inputs: {type(error).__name__}: {error}"
+        todo = "Indices, offsets and lengths must lie within what they point into, and tensors must have values."
+        raise TraceproofError(what, todo=todo) from error
 
 
 def _shown_by(
@@ -872,6 +884,8 @@ def _misfits(specification: Definition, values: Mapping[str, Any], sizes: Mappin
     for axis, size in specification.const_axes.items():
         if sizes.get(axis, size) != size:
             yield f"{axis} is {sizes[axis]}, not {size}"
+    if (constraint := broken(specification, sizes)) is not None:
+        yield f"it is not so that {constraint}"
 
 
 def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
@@ -886,6 +900,14 @@ def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
     if strange:
         raise TraceproofError(f"{of} has the inputs {', '.join(names)}", problems=strange)
     given = {name: value for name, value in values.items() if value is not None}
+    arrays = [
+        f"{name} is a {type(value).__name__}, no tensor or number"
+        for name, value in given.items()
+        if not isinstance(value, torch.Tensor | Real | str) and getattr(value, "shape", None) != ()
+    ]
+    if arrays:
+        what = f"these are no inputs of {of}"
+        raise TraceproofError(what, problems=arrays, todo="Give tensors, as torch.from_numpy(array) does.")
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
 
 

@@ -6,6 +6,7 @@ precision, the errors of whose gradients are the baseline error. No op is listed
 differentiate (a choice, a quantised output) has no gradient here, and the row says so.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,12 +81,19 @@ class _Differentiated:
         tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
         return cls(leaves, {name: value for name, value in tensors.items() if value.requires_grad})
 
-    def gradients(self, weights: Tensors) -> dict[str, torch.Tensor | None]:
-        """Gradients by input of the sum of outputs times `weights`; None: no weighted output depends on it."""
+    def gradients(self, weights: Tensors, *, strided: bool = False) -> dict[str, torch.Tensor | None]:
+        """Gradients by input of the sum of outputs times `weights`; None: no weighted output depends on it.
+
+        `strided`: NaN lies between the elements of the weights. Raises ValueError: weights were written to.
+        """
         weighted = {name: value for name, value in self.outputs.items() if name in weights}
         factors = [weights[name].to(value.dtype).to(value.device) for name, value in weighted.items()]
-        leaves = [*self.leaves.values()]
+        if strided:
+            factors = [torch.stack([one, torch.full_like(one, math.nan)], -1)[..., 0] for one in factors]
+        leaves, before = [*self.leaves.values()], [one.clone() for one in factors]
         gradients = torch.autograd.grad([*weighted.values()], leaves, factors, allow_unused=True)
+        if not all(map(torch.equal, factors, before)):
+            raise ValueError("it writes to the gradient of an output, which others may read, too")
         return dict(zip(self.leaves, gradients, strict=True))
 
 
@@ -137,17 +145,17 @@ def _rulings(
     names = [key for key in considered if isinstance(value := inputs[key], torch.Tensor) and value.dtype in WIDE]
     on_device = place(inputs, device)
 
-    def error(message: str) -> tuple[str, Ruling]:
-        return "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
-
-    try:
+    def called() -> _Differentiated:
         with torch.enable_grad():
-            user = _Differentiated.from_call(
+            return _Differentiated.from_call(
                 names, on_device, None, lambda values: named_outputs(definition, call(values))
             )
+
+    try:
+        user = called()
     except Exception as raised:  # noqa: BLE001 - the user's code may raise anything, which the row reports
         if demanded:
-            yield error(f"with inputs that require a gradient: {type(raised).__name__}: {raised}")
+            yield _error(f"with inputs that require a gradient: {type(raised).__name__}: {raised}")
         return
     if not user.outputs:
         if demanded:
@@ -160,16 +168,37 @@ def _rulings(
     except NoGradientError as unknown:
         yield "inputs", Ruling(Verdict.SKIP, Skip.NO_ORACLE, str(unknown), {})
         return
-    try:
-        gradients = {key: None if x is None else plain_tensor(x) for key, x in user.gradients(weights).items()}
-    except Exception as raised:  # noqa: BLE001 - likewise, in its backward
-        yield error(f"in its backward: {type(raised).__name__}: {raised}")
-        return
-    for name, of_input in expected.items():
-        if gradients[name] is None:
-            yield name, Ruling(Verdict.FAIL, Failure.PRESENCE, f"no gradient reaches {name}", {})
-        else:
-            yield name, judge_output(gradients[name], of_input, tolerance=None)
+    yield from _compared(called, user, weights, expected)
+
+
+def _error(message: str) -> tuple[str, Ruling]:
+    return "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
+
+
+def _compared(
+    called: Callable[[], _Differentiated],
+    user: _Differentiated,
+    weights: Tensors,
+    expected: Mapping[str, Expected],
+) -> Iterator[tuple[str, Ruling]]:
+    """(input, ruling): the worse one of two backwards, of which the second one is given other strides."""
+    rulings: dict[str, Ruling] = {}
+    for layout in ("", ", given gradients of outputs that are not contiguous"):
+        try:
+            user = called() if layout else user  # what a backward needs is freed by the first one
+            of_inputs = user.gradients(weights, strided=bool(layout))
+            gradients = {key: None if x is None else plain_tensor(x) for key, x in of_inputs.items()}
+        except Exception as raised:  # noqa: BLE001 - likewise, in its backward
+            yield _error(f"in its backward{layout}: {type(raised).__name__}: {raised}")
+            return
+        for name in (name for name in expected if name not in rulings or rulings[name].verdict is Verdict.PASS):
+            if gradients[name] is None:
+                ruling = Ruling(Verdict.FAIL, Failure.PRESENCE, f"no gradient reaches {name}", {})
+            else:
+                ruling = judge_output(gradients[name], expected[name], tolerance=None)
+            if not layout or ruling.verdict is not Verdict.PASS:
+                rulings[name] = replace(ruling, message=ruling.message + layout)
+    yield from rulings.items()
 
 
 class NoGradientError(Exception):
