@@ -45,7 +45,7 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
         sizes = smaller(
             [name for name in stated if old[name] < SCALED_DOWN_LEAST or name not in _whole(definition)]
         )
-    text = definition.reference
+    text = renumbered(definition, {})
     changes = {size: new for size, new in sizes.values() if renumbered(definition, {size: new}) != text}
     for name, size in old.items():
         if size in changes and changes[size] != sizes.get(name, (0, size))[1]:
@@ -55,21 +55,15 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
     if not sizes:
         lines = ", ".join(f"{name} {old[name]} (line {line})" for name, line in stated.items())
         return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
-    made = _resized(definition, {name: new for name, (_, new) in sizes.items()}, changes)
+    changed = definition.as_json() | ({"reference": renumbered(definition, changes)} if changes else {})
+    for name, (_, new) in sizes.items():
+        changed["axes"][name]["value"] = new
+    made = Definition.model_validate(changed)
     scaled_down = ScaledDown(made, sizes, renumbered=computes)
     if (constraint := broken(made, {})) is not None:
         return f"the constraint {constraint!r} does not hold with {scaled_down}"
     _, unknown = registry.for_definition(scaled_down.definition)
     return scaled_down if unknown is None else f"with {scaled_down} there is no oracle: {unknown}"
-
-
-def _resized(definition: Definition, sizes: Mapping[str, int], changes: Mapping[int, int]) -> Definition:
-    changed = definition.as_json()
-    if changes:
-        changed["reference"] = renumbered(definition, changes)
-    for name, size in sizes.items():
-        changed["axes"][name]["value"] = size
-    return Definition.model_validate(changed)
 
 
 def _stated(definition: Definition) -> Iterator[tuple[str, int]]:
