@@ -263,13 +263,10 @@ def _shape_only(file: TestFile, test: Function) -> Iterator[Finding]:
 
 def _unseeded(file: TestFile, test: Function) -> Iterator[Finding]:
     """A test that draws random values while nothing that runs before it sets a seed."""
-
-    def is_autouse(function: Function) -> bool:
-        return any("autouse=True" in ast.unparse(decorator) for decorator in function.decorator_list)
-
     reached = file.reached(test)
     draws = [node for function in reached for node in ast.walk(function) if _draws(node)]
-    fixtures = filter(is_autouse, file.functions.values())
+    functions = file.functions.values()
+    fixtures = [one for one in functions if any("autouse=True" in ast.unparse(it) for it in one.decorator_list)]
     at_import = [node for node in file.tree.body if not isinstance(node, Function)]
     seeded = any(SEEDS.intersection(called(node)) for node in (*reached, *fixtures, *at_import))
     if draws and not seeded:

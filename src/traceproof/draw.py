@@ -52,26 +52,21 @@ def mix_(words: torch.Tensor, scratch: torch.Tensor) -> None:
     On a CPU by NumPy: its unsigned shifts need no mask, and its 64-bit products take a third of torch's time.
     """
     if NUMPY and words.device.type == "cpu":
-        _mix_on_host(words, scratch)
+        import numpy as np
+
+        mixed, spare = words.numpy().view(np.uint64), scratch.numpy().view(np.uint64)
+        for bits, factor in ((30, MIX_1), (27, MIX_2)):
+            np.right_shift(mixed, np.uint64(bits), out=spare)
+            np.bitwise_xor(mixed, spare, out=mixed)
+            np.multiply(mixed, np.uint64(factor), out=mixed)
+        np.right_shift(mixed, np.uint64(31), out=spare)
+        np.bitwise_xor(mixed, spare, out=mixed)
         return
     _xor_shift(words, scratch, 30)
     words *= signed(MIX_1)
     _xor_shift(words, scratch, 27)
     words *= signed(MIX_2)
     _xor_shift(words, scratch, 31)
-
-
-def _mix_on_host(words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """`mix_` by NumPy, in the memory of both tensors."""
-    import numpy as np
-
-    mixed, spare = words.numpy().view(np.uint64), scratch.numpy().view(np.uint64)
-    for bits, factor in ((30, MIX_1), (27, MIX_2)):
-        np.right_shift(mixed, np.uint64(bits), out=spare)
-        np.bitwise_xor(mixed, spare, out=mixed)
-        np.multiply(mixed, np.uint64(factor), out=mixed)
-    np.right_shift(mixed, np.uint64(31), out=spare)
-    np.bitwise_xor(mixed, spare, out=mixed)
 
 
 @cache

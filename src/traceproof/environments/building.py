@@ -264,7 +264,13 @@ def importable(checkout: Path, stack: str, scratch: Path) -> Path:
     for one in about:
         (scratch / one.name).symlink_to(one)
     if not about:
-        _describe(checkout, stack, scratch)
+        # metadata with a version for a package that was never built: its commit, or "edited"
+        label = "edited"
+        if (checkout / ".git").exists():
+            label = f"g{Git(checkout).local('rev-parse', '--short=12', 'HEAD').strip()}"
+        name = STACKS[stack].distribution
+        folder = scratch / f"{name.replace('-', '_')}-0+{label}.dist-info"
+        write_text(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{label}\n")
     data = {name: checkout / path for name, path in (origin.data if origin else {}).items()}
     if (place / package / "data").exists() or not any(path.is_dir() for path in data.values()):
         (scratch / package).symlink_to(place / package)
@@ -275,16 +281,6 @@ def importable(checkout: Path, stack: str, scratch: Path) -> Path:
     for name, path in data.items():
         (scratch / package / "data" / name).symlink_to(path)
     return scratch
-
-
-def _describe(checkout: Path, stack: str, scratch: Path) -> None:
-    """Write metadata with a version for a package that was never built: its commit, or "edited"."""
-    label = "edited"
-    if (checkout / ".git").exists():
-        label = f"g{Git(checkout).local('rev-parse', '--short=12', 'HEAD').strip()}"
-    name = STACKS[stack].distribution
-    folder = scratch / f"{name.replace('-', '_')}-0+{label}.dist-info"
-    write_text(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{label}\n")
 
 
 def record_stack(stack: Installation, checkout: Path | None, *, linked: Path, out: Path) -> None:

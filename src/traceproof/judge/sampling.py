@@ -146,7 +146,9 @@ def _tests(
     yield from _pooled(drawn, q, certain, seen)
     yield from _tempered(alike)
     yield from _mixed(alike)
-    yield from _following(ranks, q)
+    for lag, count in (lags := _lags(len(ranks))):  # draws of a row that repeat an earlier one
+        gain, what = repeated(ranks[: count - lag], ranks[lag:count], q, q)
+        yield Test(-gain, len(lags), f"{what} repeat the one {lag} before")
     yield from _beside(ranks, q, tokens)
     yield from _related(scores(ranks, q, tokens))
 
@@ -310,14 +312,6 @@ def _mixed(alike: Alike) -> Iterator[Test]:
         best = PARTS[int(every.max(0).values.argmax())]
         text = f"drawn as if {what} were taken in {100 * best:g} % of the draws"
         yield Test(-float(torch.logsumexp(every.flatten(), 0)), 2, text)
-
-
-def _following(ranks: torch.Tensor, q: torch.Tensor) -> Iterator[Test]:
-    """Draws of a row that repeat the one made `lag` draws before, in the same call or another."""
-    lags = _lags(len(ranks))
-    for lag, count in lags:
-        gain, what = repeated(ranks[: count - lag], ranks[lag:count], q, q)
-        yield Test(-gain, len(lags), f"{what} repeat the one {lag} before")
 
 
 def _lags(trials: int) -> list[tuple[int, int]]:

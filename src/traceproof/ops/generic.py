@@ -199,7 +199,11 @@ class _Tensor:
             low, high = (0x30, 0x40) if role is Role.SCALE else (0, 256)
             return self.draw.integers(self.name, shape, torch.int32, low=low, high=high).to(torch.uint8)
         if role is Role.OFFSETS and len(shape) == 1 and shape[0]:
-            return self._offsets(shape[0]).to(dtype)
+            # ascending: 0, random cuts, and the size that they cut; parts may be empty
+            total, count = self._total(shape[0]), shape[0]
+            inner = self.draw.integers(self.name, (max(count - 2, 0),), torch.int64, low=0, high=total + 1)
+            ends = torch.tensor([0, total], dtype=torch.int64, device=self.draw.device)
+            return torch.cat([inner, ends[:count]]).sort().values.to(dtype)
         low, high = 0, SMALL
         if role is Role.LENGTHS:
             low, high = 1, self._longest() + 1
@@ -224,15 +228,6 @@ class _Tensor:
         else:
             made = self.draw.normal(self.name, shape)
         return made.to(dtype)
-
-    def _offsets(self, count: int) -> torch.Tensor:
-        """`count` ascending int64 offsets: 0, random cuts, and the size that they cut; parts may be empty."""
-        total = self._total(count)
-        if count == 1:
-            return torch.zeros(1, dtype=torch.int64, device=self.draw.device)
-        inner = self.draw.integers(self.name, (count - 2,), torch.int64, low=0, high=total + 1)
-        ends = torch.tensor([0, total], dtype=torch.int64, device=self.draw.device)
-        return torch.cat([inner, ends]).sort().values
 
     def _total(self, count: int) -> int:
         """Size of the axis that `count` offsets cut into parts, by names: `kv_indptr` cuts num_kv_indices or nnz.

@@ -109,28 +109,21 @@ def mutants_of(definition: Definition) -> Sequence[Mutant]:
     return op.of_form(definition).mutants or op.mutants
 
 
-def _check_dtypes(definition: Definition, op: Op) -> None:
-    """Raise Unsupported if the dtype of an input or output is unknown, or a text input is not stated."""
+def for_definition(definition: Definition) -> tuple[Op, str | None]:
+    """The op that draws a definition's inputs, and why there is no oracle (None: there is one)."""
     from traceproof.dataset.constraints import text_of
     from traceproof.ops.base import TORCH_DTYPES, Unsupported
+    from traceproof.ops.generic import GenericOp
 
-    for name, spec in {**definition.inputs, **definition.outputs}.items():
+    op = get(definition.op_type).of_form(definition)
+    specs = {} if definition.dialect is Dialect.PUBLISHED else {**definition.inputs, **definition.outputs}
+    for name, spec in specs.items():  # a dtype may be unknown, and a text not stated
         if spec.dtype in TORCH_DTYPES or (name in definition.inputs and spec.optional):
             continue
         stated = op.scalars.get(name, text_of(definition, name))
         if name not in definition.inputs or not isinstance(stated, str):
-            raise Unsupported(f"the dtype of {name} is {spec.dtype}")
-
-
-def for_definition(definition: Definition) -> tuple[Op, str | None]:
-    """The op that draws a definition's inputs, and why there is no oracle (None: there is one)."""
-    from traceproof.ops.base import Unsupported
-    from traceproof.ops.generic import GenericOp
-
-    op = get(definition.op_type).of_form(definition)
+            return GenericOp(definition.op_type), f"the dtype of {name} is {spec.dtype}"
     try:
-        if definition.dialect is not Dialect.PUBLISHED:
-            _check_dtypes(definition, op)
         op.check(definition)
     except Unsupported as unknown:
         return GenericOp(definition.op_type), str(unknown)

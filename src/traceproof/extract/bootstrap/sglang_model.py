@@ -73,7 +73,12 @@ def build_model(folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str) ->
     Attention is computed by `dp` groups of ranks, each for its own tokens. Exceptions of SGLang pass through.
     """
     logging.disable(QUIET)
-    _pretend_gpu()
+    # An H200's capability, and rotary embeddings as on a GPU: SGLang's CPU version of them supports a single kind.
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    factory: Any = import_module("sglang.srt.layers.rotary_embedding.factory")
+    variants: Any = import_module("sglang.srt.layers.rotary_embedding.rope_variant")
+    variants.get_device = lambda *_: "cpu"
+    factory.get_rope_cpu = lambda *arguments: factory.get_rope(*arguments[:8])  # without the device
     runtime_context = import_module("sglang.srt.runtime_context")
     load = import_module("sglang.srt.configs.load_config")
     loader = import_module("sglang.srt.model_loader.loader")
@@ -105,18 +110,6 @@ def build_model(folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str) ->
     with torch.device("meta"), OnMeta(), towers_left_out():
         model: nn.Module = loader._initialize_model(model_config, load_config, quantisation)  # noqa: SLF001
     return model
-
-
-def _pretend_gpu() -> None:
-    """Report an H200's capability to SGLang, and make rotary embeddings as on a GPU.
-
-    SGLang's CPU version of them supports a single kind.
-    """
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
-    factory: Any = import_module("sglang.srt.layers.rotary_embedding.factory")
-    variants: Any = import_module("sglang.srt.layers.rotary_embedding.rope_variant")
-    variants.get_device = lambda *_: "cpu"
-    factory.get_rope_cpu = lambda *arguments: factory.get_rope(*arguments[:8])  # without the device
 
 
 def loading(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim
 from traceproof.ops.base import Tensors, rounded
 from traceproof.ops.cases import SEEN
-from traceproof.ops.compare import Close, Comparison, Entries, Exact
+from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.families.blockscaled import GATES, MUTANTS, NEAR, Over, around, ones, peak, quotient
 from traceproof.ops.formats import E4M3, FP8_MAX, in_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
@@ -34,11 +34,6 @@ WRONG_SCALES: Mapping[str, Part] = {
     "scale in bfloat16": lambda scale: scale.bfloat16().float(),
     "blocks' scales shifted": lambda scale: scale.roll(1, 1),
 }
-
-
-def any_number(scales: torch.Tensor, _: Entries, entries: Entries) -> Entries:
-    """The oracle's entries for scales, which may be any number where they are free, but not NaN or infinite."""
-    return {**entries, "free": entries["free"] & scales.isfinite()}
 
 
 def quantiser(op_type: str, largest: float, codes: Comparison, *, to_code: Part, cut: Part) -> Op:
@@ -80,7 +75,8 @@ def quantiser(op_type: str, largest: float, codes: Comparison, *, to_code: Part,
         family="quantisation",
         where="h % g == 0",
         gates={"q": codes, "scale": Close()},
-        follows={"scale": ("scale", any_number)},
+        # where scales are free they may be any number, but not NaN or infinite
+        follows={"scale": ("scale", lambda made, _, of: {**of, "free": of["free"] & made.isfinite()})},
         unusual={**LARGE_AND_SMALL, SEEN: ()},  # kernels drop NaN in the largest magnitude
         roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
         lossless={"x": peaked},
@@ -116,13 +112,14 @@ AMAX = "torch:amax"
 ROW_KERNEL = "sgl_kernel:sgl_per_token_quant_fp8"
 
 
-def per_token(definition: Definition) -> bool:
-    """Whether each row has one scale, and a multiple of 8 columns, as SGLang's kernel takes."""
-    return dim(definition, "scale", 1) == 1 and (dim(definition, "x", 1) or 1) % 8 == 0
-
-
 @QUANTIZE_FP8.truth(
-    "sglang", "sgl_per_token_quant_fp8", ROW_KERNEL, accepts=per_token, packages=("sgl_kernel",), sm=SM89
+    "sglang",
+    "sgl_per_token_quant_fp8",
+    ROW_KERNEL,
+    # each row has one scale, and a multiple of 8 columns
+    accepts=lambda one: dim(one, "scale", 1) == 1 and (dim(one, "x", 1) or 1) % 8 == 0,
+    packages=("sgl_kernel",),
+    sm=SM89,
 )
 def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
     x = inputs["x"]
