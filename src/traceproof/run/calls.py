@@ -398,7 +398,7 @@ def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
     return [(part[0][0], torch.cat([value for _, value in part])) for part in parts]
 
 
-def further_draws(  # noqa: PLR0913 - one order, spelled out
+def further_draws(  # noqa: C901, PLR0913 - one order, spelled out
     call: Call,
     inputs: Sequence[Any],
     order: Mapping[str, Any],  # a `traceproof.ops.cases.Further`: `inputs` (places), `draws`, `seconds`
@@ -447,7 +447,10 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
         elif spent > rest:
             next_times = int(times * rest / spent) if rest > 0 else 0
         if next_times != times or draws_left <= 0:
-            _check_unchanged(stacked, inputs, [n for n in order["inputs"] if n < len(inputs) - destinations])
+            for place in (n for n in order["inputs"] if n < len(inputs) - destinations):
+                copies = stacked[place].view(-1, *inputs[place].shape)
+                if not torch.equal(copies, inputs[place].expand_as(copies)):
+                    raise RuntimeError(f"input {place} was modified in a call with {len(stacked[place])} rows")
         if not next_times:
             return
         times = next_times
@@ -460,14 +463,6 @@ def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN40
         problem = f"a call with {count} rows returned the shape {list(output.shape)}"
         raise RuntimeError(f"{problem}: expected {count} rows")
     return output.cpu().clone().view(times, rows, *output.shape[1:])
-
-
-def _check_unchanged(given: Sequence[Any], inputs: Sequence[Any], places: Sequence[int]) -> None:
-    """Raises RuntimeError: a call wrote into one of its inputs."""
-    for place in places:
-        copies = given[place].view(-1, *inputs[place].shape)
-        if not torch.equal(copies, inputs[place].expand_as(copies)):
-            raise RuntimeError(f"input {place} was modified in a call with {len(given[place])} rows")
 
 
 # Clocks and functions that wait for a GPU, taken on import, before untrusted code could replace them. What this

@@ -325,15 +325,10 @@ class Pipeline:
     def job_priority(self, wildcards: Wildcards) -> int:
         """Priority: what takes longest starts first; before any run has compiled kernels, what compiles."""
         listed = self._listed(wildcards)
-        if not self.on_gpu or self._compiled:
+        if not self.on_gpu or any((self.root / self.caches).glob("*/built/*")):
             return int(listed.seconds)
         late = 1000 if registry.get(wildcards.op_type).compiles_late else 0
         return late + int(listed.builds + listed.seconds)
-
-    @cached_property
-    def _compiled(self) -> bool:
-        """Whether an earlier run has compiled kernels."""
-        return any((self.root / self.caches).glob("*/built/*"))
 
 
 def by_stack(what: Callable[[str], T]) -> Callable[[Wildcards], T]:

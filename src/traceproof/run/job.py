@@ -29,7 +29,6 @@ from traceproof.run.schema import (
     REFERENCE,
     SHADOW,
     WHOLE,
-    BrokenFile,
     OpTypePlan,
     PlannedDefinition,
     VerdictRow,
@@ -78,7 +77,11 @@ class Job:
         bundles = run / REPLAY / path_part(self.plan.op_type, OP_TYPE)  # an earlier run's bundles of this job
         for name in self.plan.whole if self.group else [""]:
             shutil.rmtree(bundles / path_part(name) if name else bundles, ignore_errors=True)
-        lines = [rows_text([_broken_row(self.plan.op_type, broken).as_json() for broken in self.plan.broken])]
+        of: dict[str, Any] = {"case": None, "implementation": REFERENCE, "against": None, "output": WHOLE}
+        of |= {"op_type": self.plan.op_type, "verdict": Verdict.ERROR, "reason": Error.DEFINITION}
+        files = ((Path(one.path).stem, one) for one in self.plan.broken)
+        broken = (VerdictRow(definition=name, path=one.path, message=one.message, **of) for name, one in files)
+        lines = [rows_text(row.as_json() for row in broken)]
         for request in requests.values():
             entry, rows = request.entry, request.rows()
             rows = finished(rows if entry.beside else graded(rows), entry, options=self.options, run=run)
@@ -218,13 +221,6 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     facts = [entry.scaled_down, entry.no_oracle, called, entry.nonce if is_reference else 0]
     code = [settings.code, settings.weak if is_reference else False]
     return digest_json([entry.digest, facts, cases, name, code, records])
-
-
-def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
-    """The row for a file that is no definition."""
-    of: dict[str, Any] = {"case": None, "implementation": REFERENCE, "against": None, "output": WHOLE}
-    verdict: dict[str, Any] = {"verdict": Verdict.ERROR, "reason": Error.DEFINITION, "message": broken.message}
-    return VerdictRow(definition=Path(broken.path).stem, op_type=op_type, path=broken.path, **of, **verdict)
 
 
 class _Calls:

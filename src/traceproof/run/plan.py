@@ -119,8 +119,9 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
         groups = selected(tree, selection)
         definitions = (tree.definitions[name].definition for names in groups.values() for name in names)
-        if any(_asks_torch(*kind) for kind in {(one.op_type, one.dialect) for one in definitions}):
-            import torch  # noqa: F401 - takes seconds, and more memory than planning a definition may
+        kinds = {(registry.file_of(one.op_type), one.dialect is Dialect.PUBLISHED) for one in definitions}
+        if any(not published or (file and SOURCE not in file.parents) for file, published in kinds):
+            import torch  # noqa: F401 - to see its dtypes, or for other packages' ops; more than planning may take
         # A selection of cases is planned each time, since planning also checks it.
         common = [code, selection.model_dump(), str(tree.root)] if code and not selection.cases else []
         plans = []
@@ -146,12 +147,6 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         index = schema.Index(dataset=str(tree.root), op_types=listed)
         write_text(out / schema.INDEX, index.as_text())
         return index
-
-
-def _asks_torch(op_type: str, dialect: Dialect) -> bool:
-    """Whether planning may use PyTorch: to see which dtypes it has, and as ops of other packages please."""
-    file = registry.file_of(op_type)
-    return dialect is not Dialect.PUBLISHED or (file is not None and SOURCE not in file.parents)
 
 
 def _earlier(out: Path, op_type: str, context: str) -> dict[Path, schema.OpTypePlan]:
@@ -252,7 +247,12 @@ def _definition_plan(
         message = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, message, "check its sizes, names and constraints"))
         return {}
-    chosen = [_with_blobs(tree.root, case) for case in _wanted(cases, selection.cases)]
+    chosen = _wanted(cases, selection.cases)
+    for place, case in enumerate(chosen):
+        if case.case.size == WORKLOADS and case.skip is None:  # its inputs are loaded from files
+            values = case.case.params["inputs"].values()
+            paths = sorted({value["path"] for value in values if value["type"] == "safetensors"})
+            chosen[place] = case.model_copy(update={"blobs": {one: digest_file(tree.root / one) for one in paths}})
     full_size = schema.PlannedDefinition.alone(definition, chosen, unknown, selection.hidden_seed)
     plans = {definition.name: full_size.model_copy(update={"path": path})}
     return plans if smaller is None else {**plans, definition.name + schema.SCALED_DOWN: smaller}
@@ -416,12 +416,3 @@ def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken
         else:
             fitting.append(line)
     return fitting
-
-
-def _with_blobs(root: Path, planned: schema.PlannedCase) -> schema.PlannedCase:
-    """The case with the digest of each file that a workload line's inputs are loaded from."""
-    if planned.case.size != WORKLOADS or planned.skip is not None:
-        return planned
-    values = planned.case.params["inputs"].values()
-    paths = sorted({value["path"] for value in values if value["type"] == "safetensors"})
-    return planned.model_copy(update={"blobs": {path: digest_file(root / path) for path in paths}})

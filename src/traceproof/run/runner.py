@@ -69,7 +69,13 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
     `payload` has `source`, or `solution` (see `load_solution`), a random `name`, `device`, `threads`, `fill`.
     """
-    _forget_the_project()
+    # Forget this project's modules and folder; loaded code goes on working.
+    later = takewhile(lambda name: name != LAST, reversed(sys.modules))
+    for name in [*OWN, *later]:
+        if name.partition(".")[0] == PACKAGE:
+            sys.modules.pop(name, None)
+    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parents[2])]
+    os.environ.pop("PYTHONPATH", None)
     torch.set_num_threads(payload["threads"])
     use_own(scratch)
     device = torch.device(payload["device"])
@@ -87,17 +93,6 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
             run = load_solution(payload["solution"], payload["name"], scratch)
     caller = _Caller(run, device, in_stream_order=payload["solution"] is not None)
     return calls.ending_if_lost(device)(caller.answer)
-
-
-def _forget_the_project() -> None:
-    """Remove this project's modules from sys.modules and its folder from sys.path; loaded code goes on working."""
-    later = takewhile(lambda name: name != LAST, reversed(sys.modules))
-    for name in [*OWN, *later]:
-        if name.partition(".")[0] == PACKAGE:
-            sys.modules.pop(name, None)
-    root = str(Path(__file__).parents[2])
-    sys.path[:] = [path for path in sys.path if path != root]
-    os.environ.pop("PYTHONPATH", None)
 
 
 class _Caller:
