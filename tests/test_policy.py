@@ -59,6 +59,14 @@ REFUSED = [
     ("match x:\n    case object(__class__=c):\n        pass", "dunder"),
     ("f.__globals__['x']", "dunder"),
     ("__builtins__['open']", "name"),
+    ("class A:\n    __annotations__ = {'x: int = f()#': int}", "name"),
+    ("license._Printer__filenames", "name"),
+    ("reach = getattr", "name"),
+    ("map(getattr, x, y)", "name"),
+    ("import functools\n@functools.singledispatch\ndef f(x: 'evaluated'): ...", "call"),
+    ("import numpy as np\nnp.rec.fromfile('x')", "call"),
+    ("import numpy as np\nnp.ma.core.np.fromfile", "attribute"),
+    ("import torch.nn.functional as F\nF.torch.load", "attribute"),
     ("open('x')", "name"),
     ("read = open", "name"),
     ("eval('1')", "name"),
@@ -210,8 +218,6 @@ for path in glob.glob('/proc/[0-9]*/environ'):
         found += [path] if b'TOKEN' in open(path, 'rb').read() else []
     except OSError:
         pass""",
-    "takes_system_v_memory": "import ctypes\nfound = ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) != -1",
-    "takes_a_memfd": "import ctypes\nfound = ctypes.CDLL(None).memfd_create(b'x', 0) != -1",
 }
 
 

@@ -148,7 +148,7 @@ def test_a_source_that_is_no_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text(text, encoding="utf-8")
     [found] = read(tmp_path)
     assert not found.imported
-    assert [str(one) for _, one in found.refusals] == ["line 1, column 19: syntax: not Python: expected ':'"]
+    assert [str(one) for _, one in found.refusals] == ["line 1, column 19: syntax: can not be read: expected ':'"]
 
 
 def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> None:

@@ -28,14 +28,20 @@ REFUSED_PATHS: Mapping[str, str] = {
     for package, reason, names in (
         ("torch", FILES, "load save from_file serialization package profiler"),
         ("torch", FILES, "autograd.profiler UntypedStorage TypedStorage"),
-        ("torch", LOADS, "hub jit compile export onnx classes library ops.load_library ops.import_module utils"),
+        (
+            "torch",
+            LOADS,
+            "hub jit compile export fx onnx classes library ops.load_library ops.import_module utils",
+        ),
         ("torch", PROCESSES, "multiprocessing distributed"),
         ("torch", SWITCHES, "overrides backends testing set_default_dtype set_default_device"),
         ("torch", SWITCHES, "set_default_tensor_type set_num_threads set_num_interop_threads set_flush_denormal"),
         ("torch", SWITCHES, "set_float32_matmul_precision use_deterministic_algorithms"),
         ("numpy", FILES, "load save savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex memmap"),
-        ("numpy", FILES, "DataSource lib"),
+        ("numpy", FILES, "DataSource lib core rec"),
         ("numpy", LOADS, "ctypeslib f2py testing"),
+        ("functools", EVALUATES, "singledispatch singledispatchmethod"),
+        ("operator", "reaches attributes by name", "attrgetter methodcaller"),
         ("typing", EVALUATES, "get_type_hints ForwardRef"),
         ("typing_extensions", EVALUATES, "get_type_hints evaluate_forward_ref"),
     )
@@ -51,28 +57,23 @@ SOLUTION_PATHS = frozenset(
 )
 # Standard modules that allowed modules import, and so have as attributes: torch.os, dataclasses.sys, ...
 WITHIN = (
-    "builtins ctypes gc glob importlib inspect io keyword multiprocessing os pathlib pickle platform posix shutil "
-    "signal socket subprocess sys tempfile textwrap threading tokenize types warnings weakref"
+    "builtins ctypes gc glob importlib inspect io keyword multiprocessing np numpy os pathlib pickle platform "
+    "posix shutil signal socket subprocess sys tempfile textwrap threading tokenize torch types warnings weakref"
 )
 MODULES_WITHIN = frozenset(WITHIN.split())
 REFUSED_NAMES: Mapping[str, str] = {
+    "__annotations__": EVALUATES,  # dataclasses do, of its keys
     "__builtins__": "reaches every builtin",
-    "__import__": LOADS,
-    "__loader__": LOADS,
-    "__spec__": LOADS,
+    **dict.fromkeys(("__import__", "__loader__", "__spec__"), LOADS),
+    **dict.fromkeys(("compile", "eval", "exec"), EVALUATES),
+    **dict.fromkeys(("delattr", "setattr"), "changes objects by name"),
+    **dict.fromkeys(("exit", "quit"), "ends the process"),
+    **dict.fromkeys(("copyright", "credits", "license", "open"), FILES),
     "breakpoint": "starts a debugger",
-    "compile": EVALUATES,
-    "delattr": "changes objects by name",
-    "eval": EVALUATES,
-    "exec": EVALUATES,
-    "exit": "ends the process",
     "globals": "reaches every name of the module",
     "help": "starts a pager",
     "input": "reads the terminal",
     "locals": "reaches every name of the frame",
-    "open": FILES,
-    "quit": "ends the process",
-    "setattr": "changes objects by name",
     "vars": "reaches every attribute of an object",
 }
 # Refused as attributes of any object: frames lead to all variables of all callers; others write files or share
@@ -129,12 +130,9 @@ class Refusal:
         return f"line {self.line}, column {self.column}: {self.rule}: {self.what}"
 
 
-class _Unread(Exception):  # noqa: N818 - not an error but an answer
-    """A part of a module can not be read, so all of it is refused."""
-
-    def __init__(self, node: ast.AST, what: str) -> None:
-        super().__init__(what)
-        self.refusal = Refusal(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, "syntax", what)
+def _unread(node: ast.AST, what: str) -> SyntaxError:
+    """The error that refuses all of a module, of which a part can not be read."""
+    return SyntaxError(what, ("", getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, ""))
 
 
 def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
@@ -147,12 +145,10 @@ def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
         for _ in range(DEEPEST):  # Python's own limit differs by version
             level = [child for node in level for child in ast.iter_child_nodes(node)]
         if level:
-            raise _Unread(level[0], TOO_DEEP)  # noqa: TRY301 - handled like other unread parts
+            raise _unread(level[0], TOO_DEEP)
         return sorted(set(_Reading(tree, rules, names_of_builtins(source)).refusals()))
-    except _Unread as unread:
-        return [unread.refusal]
     except SyntaxError as error:
-        return [Refusal(error.lineno or 1, error.offset or 1, "syntax", f"not Python: {error.msg}")]
+        return [Refusal(error.lineno or 1, error.offset or 1, "syntax", f"can not be read: {error.msg}")]
     except RecursionError:
         return [Refusal(1, 1, "syntax", TOO_DEEP)]
     except (ValueError, MemoryError) as error:
@@ -186,6 +182,7 @@ class _Reading:
         self._rules = rules
         self._paths: dict[str, str] = {}  # local name -> dotted path that it stands for
         self._bases: set[int] = set()  # ids of nodes whose attribute is taken, or that are bound to a name
+        self._called: set[int] = set()  # ids of calls' names `getattr`
         self._known: dict[int, str | None] = {}  # id of an attribute node -> its path
         for node in ast.walk(tree):
             self._learn(node)
@@ -217,7 +214,7 @@ class _Reading:
         for one in reversed(chain):
             path = None if path is None else f"{path}.{one.attr}"
             if path is not None and path.count(".") >= LONGEST_PATH:
-                raise _Unread(one, f"names a path of more than {LONGEST_PATH} parts")
+                raise _unread(one, f"names a path of more than {LONGEST_PATH} parts")
             self._known[id(one)] = path
         return path
 
@@ -286,11 +283,14 @@ class _Reading:
     def _name(self, node: ast.Name) -> Iterator[tuple[str, str]]:
         if node.id in REFUSED_NAMES and (node.id.startswith("__") or node.id in self._builtins):
             yield "name", f"{node.id} {REFUSED_NAMES[node.id]}"
+        if node.id == "getattr" and id(node) not in self._called:
+            yield "name", "getattr is passed around as a value: it reaches attributes by name"
         path = self._paths.get(node.id)
         if path in self._rules.imports and isinstance(node.ctx, ast.Load) and id(node) not in self._bases:
             yield "module", f"the module {path} is passed around as a value; only its attributes may be used"
 
     def _getattr(self, node: ast.Call) -> Iterator[tuple[str, str]]:
+        self._called.add(id(node.func))  # which is read after this
         if len(node.args) < 2 or not isinstance(node.args[1], ast.Constant):  # getattr(object, name)
             yield "attribute", "getattr with a computed name can reach anything"
         elif isinstance(name := node.args[1].value, str):
