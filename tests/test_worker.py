@@ -130,6 +130,16 @@ def test_the_files_that_it_is_given_do_not_count_as_its_memory(workers: Workers)
         assert session.ask({"do": "share", "count": 128 * MIB}, files=[given.fd]).status in taken
 
 
+def test_memory_of_calls_that_are_over_counts(workers: Workers) -> None:
+    limits = Limits(memory_bytes=64 * MIB)
+    with workers.pool.session(setup="worker_misdeeds:setup", payload=None, limits=limits) as session:
+        statuses = []
+        for _ in range(4):
+            with Shared(32 * MIB) as given:
+                statuses.append(session.ask({"do": "refill"}, files=[given.fd]).status)
+    assert statuses == [*3 * [Status.OK], Status.MEMORY]
+
+
 @pytest.mark.parametrize("size", [0, 32 * MIB, 128 * MIB])
 def test_the_size_of_what_it_is_given_stays(workers: Workers, size: int) -> None:
     with workers.pool.session(setup="worker_misdeeds:setup", payload=None) as session, Shared(64 * MIB) as given:

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from errno import ENOSYS, EPERM
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from worker_pools import KINDS, NOTHING, SOURCES, TESTS, Workers, pool
 
 import traceproof
 from traceproof.run.untrusted import CaseResult, UntrustedSource
-from traceproof.sandbox import MIB, Limits, Status, isolation, kernel, model
+from traceproof.sandbox import MIB, Limits, Status, kernel, model
 from traceproof.sandbox.kernel import AARCH64, X86_64
 from traceproof.sandbox.worker import folder_bytes
 
@@ -159,6 +160,15 @@ def test_other_processes_can_not_be_changed(workers: Workers) -> None:
     assert [one.value for one in tried] == [EPERM] * 3
 
 
+def test_memory_of_other_processes_and_of_none_is_out_of_reach(workers: Workers) -> None:
+    if not workers.has("system_calls"):
+        pytest.skip("no filter of system calls")
+    shared = {name: kernel.REFUSED[name] for name in ("shmget", "shmat", "msgget", "msgrcv", "semget", "mq_open")}
+    numbers = [one[MACHINES.index(kernel.MACHINE)] for one in (kernel.UNSEEN | shared).values()]
+    tried = workers.run(*({"do": "system_call", "number": one, "arguments": [0, 0, 0, 0]} for one in numbers))
+    assert {one.value for one in tried} == {EPERM}
+
+
 def test_the_modes_of_this_user_s_files_stay(workers: Workers, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
@@ -168,14 +178,47 @@ def test_the_modes_of_this_user_s_files_stay(workers: Workers, tmp_path: Path) -
     assert (secret.stat().st_mode & 0o777 == 0o600) is guarded
 
 
-@pytest.mark.parametrize("kind", ["with a path", "abstract"])
+@pytest.mark.parametrize("kind", ["with a path", "abstract", "of a pair"])
 def test_a_socket_of_this_machine_is_out_of_reach(workers: Workers, kind: str, tmp_path: Path) -> None:
-    name = str(tmp_path / "socket") if kind == "with a path" else f"@{uuid.uuid4().hex}"
-    with socket.socket(socket.AF_UNIX) as server:
+    name, pair = f"@{uuid.uuid4().hex}" if kind == "abstract" else str(tmp_path / "socket"), kind == "of a pair"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if pair else socket.SOCK_STREAM) as server:
         server.bind(name.replace("@", "\0", 1))
-        server.listen()
-        (tried,) = workers.run({"do": "connect_to", "name": name})
+        if not pair:
+            server.listen()
+        (tried,) = workers.run({"do": "connect_to", "name": name, "pair": pair})
     assert (tried.status is Status.ERROR) is workers.has("files", "system_calls"), tried
+
+
+def test_what_is_concealed_within_readable_folders_can_not_be_read(workers: Workers, tmp_path: Path) -> None:
+    shown, hidden = tmp_path / "shown" / "file", tmp_path / "hidden"
+    shown.parent.mkdir()
+    shown.write_text("seen", encoding="utf-8")
+    (hidden / "inner").mkdir(parents=True)
+    (hidden / "inner" / "file").write_text(SECRET, encoding="utf-8")
+    (tmp_path / "link").symlink_to(hidden)
+    left_out = [layer for layer in NOTHING if not workers.has(layer)]
+    with (
+        replace(workers.pool, without=left_out, readable=[tmp_path], conceal=[hidden]) as one,
+        one.session(setup="worker_misdeeds:setup", payload=None) as session,
+    ):
+        paths = (shown, hidden / "inner" / "file", tmp_path / "link" / "inner" / "file")
+        found = [session.ask({"do": "read", "path": str(path)}).value for path in paths]
+        assert {"shown", "link"} <= {*session.ask({"do": "entries", "path": str(tmp_path)}).value}
+    kept = None if workers.has("files", "landlock") else SECRET
+    assert found == ["seen", kept, kept]
+
+
+def test_more_threads_than_processes_of_its_kind_have_end_it(workers: Workers) -> None:
+    (started,) = workers.run({"do": "start_threads", "count": 5000})
+    assert started.status in {Status.PROCESSES, Status.ERROR}, started  # the second: of the kernel's own limit
+
+
+def test_the_guard_s_settings_stay_where_no_landlock_keeps_them() -> None:
+    with pool(without=("landlock",)) as weaker:
+        layers, path = weaker.layers(), "/proc/1/oom_score_adj"
+        with weaker.session(setup="worker_misdeeds:setup", payload=None) as session:
+            (wrote,) = [session.ask({"do": "write", "path": path, "text": "1000"})]
+    assert layers["process"] != "holds" or wrote.status is Status.ERROR
 
 
 def test_no_processes_allowed_means_none(workers: Workers) -> None:
@@ -288,15 +331,14 @@ def of(machine: str, numbers: kernel.Numbers) -> int:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bool) -> None:  # noqa: FBT001 - a parameter
     code = kernel.filter_program(machine, processes=True, only_signal=None, gpu=gpu)
-    refused = {number for numbers in kernel.REFUSED.values() if (number := numbers[MACHINES.index(machine)])}
-    refused |= (
-        set() if gpu else {of(machine, one) for one in (kernel.MEMFD_CREATE, kernel.SENDMSG, kernel.SENDMMSG)}
-    )
-    special = {of(machine, kernel.CLONE3), of(machine, kernel.SOCKET)}
+    column, listed = MACHINES.index(machine), kernel.REFUSED | ({} if gpu else kernel.UNSEEN)
+    refused = {numbers[column] for numbers in listed.values()}
+    absent = {of(machine, numbers) for numbers in (kernel.CLONE3, kernel.OPENAT2)}
+    special = {*absent, of(machine, kernel.SOCKET), of(machine, kernel.SOCKETPAIR)}
     for number in range(500):
         if number not in special:
             assert verdict(code, machine, number) == (EPERM if number in refused else ALLOWED), number
-    assert verdict(code, machine, of(machine, kernel.CLONE3)) == ENOSYS
+    assert {verdict(code, machine, number) for number in absent} == {ENOSYS}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -307,6 +349,11 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bo
         (kernel.SOCKET, 0, 2, EPERM),  # AF_INET
         (kernel.SOCKET, 0, 10, EPERM),  # AF_INET6
         (kernel.SOCKET, 0, 16, EPERM),  # AF_NETLINK
+        (kernel.SOCKETPAIR, 0, 30, EPERM),  # AF_TIPC
+        (kernel.OPENAT, 2, os.O_RDONLY | os.O_CLOEXEC, ALLOWED),
+        (kernel.OPENAT, 2, os.O_WRONLY | os.O_TRUNC, ALLOWED),
+        (kernel.OPENAT, 2, os.O_RDONLY | os.O_TRUNC, EPERM),
+        (kernel.IOCTL, 1, kernel.FS_IOC_SETFLAGS, EPERM),
         (kernel.CLONE, 0, 17, ALLOWED),  # fork: SIGCHLD
         (kernel.CLONE, 0, 0x10000000 | 17, EPERM),  # CLONE_NEWUSER
         (kernel.CLONE, 0, 0x3D0F00, ALLOWED),  # pthread_create's flags
@@ -359,14 +406,6 @@ def test_the_other_tables_of_system_calls_are_closed() -> None:
     code = kernel.filter_program(X86_64, processes=True, only_signal=None)
     assert verdict(code, X86_64, kernel.X32_BIT | 41) == ENOSYS
     assert verdict(code, AARCH64, 41) == KILLED  # stands for any foreign architecture, 32-bit x86 among them
-
-
-def test_the_view_holds_no_home_and_no_tmp(tmp_path: Path) -> None:
-    seen = isolation.view_of_this_process(str(tmp_path), gpu=False)
-    assert str(Path.home()) not in seen.readable
-    assert "/tmp" not in seen.readable  # noqa: S108 - that it is not shown is the point
-    assert "/etc" not in seen.readable
-    assert "/dev/null" in seen.devices
 
 
 @pytest.mark.parametrize(
@@ -460,41 +499,6 @@ def page_tables() -> None:
 def files_in_memory() -> None:
     for number in range(800_000):
         Path(f"/dev/shm/{number}").touch()  # noqa: S108 - its own
-
-
-@bomb
-def semaphores() -> None:
-    """Sets of 32,000, each of which has 2 MiB in the kernel."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for _ in range(1000):
-        if libc.semget(0, 32_000, 0o600) < 0:
-            raise OSError(ctypes.get_errno(), "semget")
-
-
-@bomb
-def messages() -> None:
-    """Queues of 16 KiB that nobody reads."""
-    libc, message = ctypes.CDLL(None, use_errno=True), struct.pack("l8000x", 1)
-    for _ in range(32_000):
-        queue = libc.msgget(0, 0o600)
-        if queue < 0:
-            raise OSError(ctypes.get_errno(), "msgget")
-        for _ in range(2):
-            libc.msgsnd(queue, message, 8000, 0)
-
-
-@bomb
-def sockets_in_flight() -> None:
-    """Sockets with full buffers that were sent, and are in no process's table."""
-    channels = [socket.socketpair() for _ in range(10)]
-    for channel, _ in channels * 100:
-        one, other = socket.socketpair()
-        one.settimeout(0)
-        with one, other:
-            with suppress(BlockingIOError):
-                while True:
-                    one.send(bytes(PAGE * 8))
-            socket.send_fds(channel, [b"x"], [other.fileno()])
 
 
 @bomb

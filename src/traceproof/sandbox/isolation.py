@@ -19,7 +19,7 @@ ETC = "alternatives group ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch
 DEVICES = ("null", "full", "random", "urandom")  # below /dev
 GPU_DEVICES = ("nvidia*", "dxg", "zero")  # /dev/zero gives memory that is counted for no process once it is mapped
 # Of /proc, files that change the machine: root, who owns them, needs no capability to write to them.
-MACHINE_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+MACHINE_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "1")  # 1: the guard's priorities
 SHARED = "/dev/shm"  # noqa: S108 - a small one of the worker's own
 SHARED_MEMORY = "size=64m,nr_inodes=4096,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); its private file view remains.
@@ -45,6 +45,17 @@ class VisibleFiles:
         hidden = [path for path in paths if not any(_inside(one, path) for one in own)]
         kept = [path for path in self.readable if not any(_inside(path, folder) for folder in hidden)]
         return VisibleFiles(tuple(kept), self.scratch, self.devices, tuple(hidden), self.source)
+
+    def apart(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Readable paths in which nothing concealed lies, and folders above those, whose names may be read."""
+        readable, listed, todo = list[str](), list[str](), [*self.readable]
+        for path in todo:
+            if not any(_inside(one, path) for one in self.concealed):
+                readable.append(path)
+            elif path not in self.concealed:
+                listed.append(path)
+                todo += [one.path for one in os.scandir(path) if not one.is_symlink()]
+        return readable, listed
 
 
 LAYERS = {  # around untrusted code; a machine may lack some
@@ -99,7 +110,9 @@ def give_up(plan: frozenset[str], seen: VisibleFiles, *, processes: bool, gpu: b
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if "landlock" in plan:
         own = [seen.scratch, SHARED] if "files" in plan else [seen.scratch]  # /dev/shm is private only there
-        kernel.restrict_files([*seen.readable, "/proc"], own, seen.devices)
+        readable, listed = (seen.readable, ()) if "files" in plan else seen.apart()
+        whole = ([*readable, "/proc"], kernel.READ), (own, kernel.WRITE), (seen.devices, kernel.DEVICE)
+        kernel.restrict_files([*whole, (listed, kernel.READ_DIR)])
     if "system_calls" in plan:
         # Without a process namespace it could signal every process of this user, its own guard first.
         only = None if "process" in plan else os.getpid()
@@ -251,7 +264,9 @@ def enter_view(view: VisibleFiles, stage: str, *, fresh_proc: bool) -> None:
     kernel.restrict_mounts(stage + view.scratch, own)
     _show_proc(f"{stage}/proc", fresh=fresh_proc)
     os.chdir(stage)
-    kernel.pivot_root_here()
+    kernel.syscall("pivot_root", b".", b".")
+    kernel.checked(kernel.LIBC.umount2(b".", kernel.MNT_DETACH), "umount .")  # lazily: once nobody uses it
+    os.chdir("/")
 
 
 def _show_proc(target: str, *, fresh: bool) -> None:

@@ -92,13 +92,6 @@ def mount(
     checked(LIBC.mount(*words[:3], ctypes.c_ulong(flags), words[3]), f"mount {target}")
 
 
-def pivot_root_here() -> None:
-    """Make the current folder, a mount point, the root, and detach the old one."""
-    syscall("pivot_root", b".", b".")
-    checked(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)), "umount .")  # lazily: once nobody uses it
-    os.chdir("/")
-
-
 def prctl(option: int, first: int = 0) -> None:
     """Set one attribute of this process."""
     zero = ctypes.c_ulong(0)
@@ -147,7 +140,7 @@ def drop_capabilities() -> None:
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
-DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
+DEVICE, WRITE = READ_FILE | WRITE_FILE | IOCTL_DEV, ~(MAKE_CHAR | MAKE_BLOCK)
 ON_FILES = EXECUTE | TRUNCATE | DEVICE  # rights that a file can have, not a folder alone
 RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # from this version on so many rights
 NET_BY_VERSION = (4, 0b11)  # bind and connect of TCP
@@ -156,8 +149,8 @@ VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 
 
-def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
-    """Leave this process only these paths, those that exist, after no_new_privs. Raises OSError: refused."""
+def restrict_files(allowed: Iterable[tuple[Iterable[str], int]]) -> None:
+    """Leave this process only paths with these rights, those that exist, after no_new_privs. Raises OSError."""
     known = syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)  # of the interface
     handled = (1 << max(count for least, count in RIGHTS_BY_VERSION if known >= least)) - 1
     net = NET_BY_VERSION[1] if known >= NET_BY_VERSION[0] else 0
@@ -166,7 +159,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     size = 24 if scope else 16 if net else 8  # an older kernel takes the shorter struct
     rules = syscall("landlock_create_ruleset", attributes, size, 0)
     try:
-        for paths, rights in ((readable, READ), (writable, ~(MAKE_CHAR | MAKE_BLOCK)), (devices, DEVICE)):
+        for paths, rights in allowed:
             for path in paths:
                 try:
                     beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -194,8 +187,9 @@ SET_MODE_FILTER = 1
 CLONE_THREAD, CLONE_FILES = 0x00010000, 0x00000400
 CLONE_NEW = 0x7E020080  # every CLONE_NEW* flag of clone(2)
 CLOSE_RANGE_UNSHARE = 2
-GUARD, AF_UNIX = 1, 1  # the first is its id in a process namespace
+GUARD, AF_UNIX, SOCK_DGRAM, SOCK_RAW, SOCK_TYPES = 1, 1, 2, 3, 0xF  # the first is its id in a process namespace
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
+FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR = 0x40086602, 0x401C5820  # of any file that can be read
 FIOSETOWN, SIOCSPGRP, F_SETOWN, F_SETOWN_EX = 0x8901, 0x8902, 8, 15  # whom a file's events send a signal
 
 REFUSED = _calls(
@@ -210,8 +204,10 @@ REFUSED = _calls(
     "bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, "
     "io_uring_register 427 427, add_key 248 217, request_key 249 218, keyctl 250 219, fanotify_init 300 262, "
     "lookup_dcookie 212 18, personality 135 92, "
-    # memory that is counted for no process
-    "shmget 29 194, msgget 68 186, semget 64 190, memfd_secret 447 447, landlock_create_ruleset 444 444, "
+    # memory that is counted for no process, or is another one's
+    "shmget 29 194, shmat 30 196, shmctl 31 195, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, "
+    "semget 64 190, semop 65 193, semtimedop 220 192, semctl 66 191, mq_open 240 180, mq_unlink 241 181, "
+    "memfd_secret 447 447, landlock_create_ruleset 444 444, "
     # the machine
     "kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, "
     "delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60, "
@@ -224,18 +220,23 @@ ON_PROCESSES = _calls(
     "sched_setaffinity 203 122"
 )
 SETPRIORITY = (141, 140)  # likewise its second argument, if the first one is 0
-# Changes of files that Landlock does not keep to some folders.
+# Memory, and files with their buffers, that are in no process's tables: refused where there is no GPU.
+UNSEEN = _calls(
+    "memfd_create 319 279, sendmsg 46 211, sendmmsg 307 269, vmsplice 278 75, splice 275 76, tee 276 77, "
+    "sendfile 40 71, io_setup 206 0, listen 50 201"
+)
+# Changes and watches of files that Landlock does not keep to some folders.
 FILE_METADATA = _calls(
     "chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, "
     "fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, "
     "lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, "
-    "setxattrat 463 463, removexattrat 466 466, file_setattr 469 469"
+    "setxattrat 463 463, removexattrat 466 466, file_setattr 469 469, truncate 76 45, inotify_add_watch 254 27"
 )
-CLONE, CLONE3, FORK, VFORK = (56, 220), (435, 435), (57, None), (58, None)
-MEMFD_CREATE, MMAP = (319, 279), (9, 222)
+CLONE, CLONE3, FORK, VFORK, OPEN = (56, 220), (435, 435), (57, None), (58, None), (2, None)
+OPENAT, OPENAT2, MMAP = (257, 56), (437, 437), (9, 222)
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED and MAP_ANONYMOUS
 SETSOCKOPT, SO_SNDBUF = (54, 208), 7
-SENDMSG, SENDMMSG, CLOSE_RANGE = (46, 211), (307, 269), (436, 436)
+CLOSE_RANGE, SOCKETPAIR = (436, 436), (53, 199)
 SOCKET, IOCTL, FCNTL, PRCTL = (41, 198), (16, 29), (72, 25), (157, 167)
 KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
 SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
@@ -247,8 +248,8 @@ def filter_program(  # noqa: C901 - a line per refusal
     """The seccomp filter for a machine (x86_64 or aarch64), as bytes.
 
     Threads may always be started, processes only with `processes`. `only_signal` is the only process that may be
-    sent signals; None: any that is visible. Only with `gpu` may files in memory be made, shared memory mapped and
-    descriptors sent. `beside`: calls that are refused because no other layer makes them harmless.
+    sent signals; None: any that is visible. Only with `gpu` may shared memory be mapped, and UNSEEN be called.
+    `beside`: calls that are refused because no other layer makes them harmless.
     """
     code: list[tuple[int, int, int, int]] = [
         (LOAD, 0, 0, ARCH_AT),
@@ -273,16 +274,20 @@ def filter_program(  # noqa: C901 - a line per refusal
             code.extend([(JUMP_EQUAL, 0, 5, number), *word, test, refusal, (LOAD, 0, 0, NUMBER_AT)])
         code.extend([] if values else [(JUMP_EQUAL, 0, 1, number), refusal])
 
-    if not gpu:  # what is written there and unmapped, or sent and not received, counts for no process
-        beside = (*beside, MEMFD_CREATE, SENDMSG, SENDMMSG)
-        refuse(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
-    for numbers in (*REFUSED.values(), *beside):
+    for numbers in (*REFUSED.values(), *(() if gpu else UNSEEN.values()), *beside):
         refuse(numbers)
+    if not gpu:
+        refuse(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
+    if SOCKET in beside:
+        refuse(SOCKETPAIR, 1, SOCK_DGRAM, SOCK_RAW, bits=SOCK_TYPES)  # these may send to any name
     alone = only_signal is None  # in a process namespace, with its guard
     for argument, numbers in (*((0, one) for one in ON_PROCESSES.values()), (1, SETPRIORITY)):
         refuse(numbers, argument, GUARD if alone else 0, when=alone)
     refuse(SETPRIORITY, 0, 0, when=False)
-    refuse(CLONE3, error=ENOSYS)  # its flags lie in memory, out of sight; libc falls back to clone
+    for call in (CLONE3, OPENAT2):  # their flags lie in memory, out of sight; libc falls back
+        refuse(call, error=ENOSYS)
+    for place, numbers in ((1, OPEN), (2, OPENAT)):  # Landlock before version 3 lets what is read be emptied so
+        refuse(numbers, place, os.O_TRUNC, bits=os.O_TRUNC | os.O_ACCMODE)
     refuse(CLONE, 0, 0, bits=CLONE_NEW, when=False)
     # threads with open files of their own, which a guard does not see
     refuse(CLONE, 0, CLONE_THREAD, bits=CLONE_THREAD | CLONE_FILES)
@@ -291,9 +296,10 @@ def filter_program(  # noqa: C901 - a line per refusal
         refuse(CLONE, 0, 0, bits=CLONE_THREAD)
         refuse(FORK)
         refuse(VFORK)
-    refuse(SOCKET, 0, AF_UNIX, when=False)
+    for call in (SOCKET, SOCKETPAIR):
+        refuse(call, 0, AF_UNIX, when=False)
     refuse(SETSOCKOPT, 2, SO_SNDBUF)  # what a guard takes each to hold
-    refuse(IOCTL, 1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)
+    refuse(IOCTL, 1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP, FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR)
     refuse(FCNTL, 1, F_SETOWN, F_SETOWN_EX)
     refuse(PRCTL, 0, PR_SET_PDEATHSIG, PR_SET_DUMPABLE)
     if only_signal is not None:
@@ -313,6 +319,8 @@ def install_filter(code: bytes) -> None:
 
 
 READ_BYTES = 1 << 16  # a status file has 2 KiB
+FEW_FILES = 32  # sockets and pipes of a process, up to which they do not count
+BUFFER_BYTES = 212_992  # largest default socket buffer: net.core.wmem_default
 
 
 def _read(path: str) -> bytes:
@@ -353,10 +361,6 @@ def status_bytes(pid: int, *fields: bytes) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines)
 
 
-FEW_FILES = 32  # sockets and pipes of a process, up to which they do not count
-BUFFER_BYTES = 212_992  # largest default socket buffer: net.core.wmem_default
-
-
 def _open_files(pid: int) -> Iterator[tuple[str, str]]:
     """(path below /proc, path) of a process's open files. Raises OSError: it does not show them."""
     for file in _found(pid, lambda of: [f"{of}/fd/{name}" for name in os.listdir(f"{of}/fd")]):  # noqa: PTH208
@@ -370,19 +374,19 @@ def buffer_bytes(pid: int) -> int:
     return count * BUFFER_BYTES if count > FEW_FILES else 0
 
 
-def removed_bytes(pid: int, folder: str) -> int:
-    """Bytes on disk of a folder's removed files that a process has open. Raises OSError: it has others mapped."""
-    opened: dict[int, int] = {}
-    for file, path in _open_files(pid):
-        if path.startswith(folder):
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(file)  # noqa: PTH116
-                opened[status.st_ino] = 0 if status.st_nlink else status.st_blocks * 512
-    lines = _found(pid, lambda of: Path(f"{of}/maps").read_bytes().split(b"\n"))
-    mapped = (line.split(maxsplit=5) for line in lines if line.endswith(b" (deleted)"))
-    inodes = {int(inode) for *_, inode, path in mapped if os.fsdecode(path).startswith(folder)}
-    if inodes - opened.keys():
-        raise OSError("the size of a removed file can not be seen")
+def removed_bytes(pids: Iterable[int], folder: str) -> int:
+    """Bytes of a folder's removed files that processes have open. Raises OSError: they have others mapped."""
+    opened: dict[int, int] = {}  # by inode, as a process that was just forked has the files of another
+    for pid in pids:
+        for file, path in _open_files(pid):
+            if path.startswith(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(file)  # noqa: PTH116
+                    opened[status.st_ino] = 0 if status.st_nlink else status.st_blocks * 512
+        lines = _found(pid, lambda of: Path(f"{of}/maps").read_bytes().split(b"\n"))
+        mapped = (line.split(maxsplit=5) for line in lines if line.endswith(b" (deleted)"))
+        if {int(inode) for *_, inode, path in mapped if os.fsdecode(path).startswith(folder)} - opened.keys():
+            raise OSError("the size of a removed file can not be seen")
     return sum(opened.values())
 
 

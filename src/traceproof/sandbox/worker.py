@@ -47,6 +47,7 @@ FAILED_LOOKS = 3  # checks that may fail in turn
 _WHAT = "a removed file that is mapped and not open, too long a path, or a program that nobody may read"
 HIDDEN = f"kept its guard from seeing what it holds: {_WHAT}"
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than reading /proc
+IN_MEMORY = "/memfd:"  # how /proc shows files in memory, those of a call among them
 SCRATCH_ENTRIES = 100_000  # more files than this count as an excess by themselves
 PRIVATE = (b"RssAnon:", b"VmSwap:", b"HugetlbPages:", b"VmPTE:")  # memory of a process's own, by its status
 TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion has a thousand
@@ -232,6 +233,7 @@ class Guard:
     _next_scratch: float = field(default=0.0, init=False)
     _full: bool = field(default=False, init=False)
     _given: int = field(default=0, init=False)  # bytes of the current item's files
+    _held: int = field(default=0, init=False)  # bytes of files in memory
     _used: int = field(default=0, init=False)
     _idle: bool = field(default=False, init=False)
     _failed: int = field(default=0, init=False)  # number of last checks that could not see all
@@ -253,7 +255,7 @@ class Guard:
                     return {"asked": True}
                 self._idle = word == ANSWERED
                 if word.startswith(ITEM):
-                    self._given = int(word.removeprefix(ITEM))
+                    self._given, self._held = int(word.removeprefix(ITEM)), 0
                     continue  # the next check comes soon
             try:
                 excess, self._failed = self._excess(), 0
@@ -276,20 +278,22 @@ class Guard:
         limits, started = self.spec.limits, time.monotonic()
         below, scratch = kernel.descendants(os.getpid()), self.spec.scratch
         if started >= self._next_scratch:
-            removed = sum(kernel.removed_bytes(pid, str(scratch)) for pid in below)
-            self._full = folder_bytes(scratch) + removed > limits.file_bytes
+            self._held = 0 if self.spec.gpu else kernel.removed_bytes(below, IN_MEMORY)  # CUDA's are not open
+            self._full = folder_bytes(scratch) + kernel.removed_bytes(below, str(scratch)) > limits.file_bytes
             ended = time.monotonic()
             # a large folder is walked less often: at most a tenth of the time
             self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
         used = sum(
             max(0, kernel.status_bytes(pid, *PRIVATE) - self.baseline) + kernel.buffer_bytes(pid) for pid in below
         )
-        shared = sum(kernel.status_bytes(pid, b"RssShmem:") for pid in below)
+        shared = max(self._held, sum(kernel.status_bytes(pid, b"RssShmem:") for pid in below))
         self._used = used + max(0, shared - self._given)
         if limits.memory_bytes is not None and self._used > limits.memory_bytes:
             return Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
         if len(below) - 1 > limits.processes:
             return Status.PROCESSES, f"started more than {limits.processes} processes"
+        if sum(kernel.status_bytes(pid, b"Threads:") for pid in below) > 1024 * most_threads(limits):  # no unit
+            return Status.PROCESSES, f"started more than {most_threads(limits)} threads"
         wrote = f"wrote more than {limits.file_bytes} bytes into its scratch folder"
         return (Status.OUTPUT, wrote) if self._full else None
 
@@ -335,6 +339,11 @@ def work(spec: WorkerSpec, data: socket.socket) -> None:
     answer_all(data, spec)
 
 
+def most_threads(limits: Limits) -> int:
+    """Threads that all processes of a worker may have."""
+    return limits.processes + THREADS_BESIDE + THREADS_PER_CORE * (os.cpu_count() or 1)
+
+
 def set_limits(spec: WorkerSpec) -> None:
     """Set the kernel's limits, which are per process; the guard's are on sums over processes."""
     limits, cores = spec.limits, os.cpu_count() or 1
@@ -342,8 +351,8 @@ def set_limits(spec: WorkerSpec) -> None:
     values[resource.RLIMIT_FSIZE] = limits.file_bytes
     major, minor, *_ = os.uname().release.replace("-", ".").split(".")
     if "user" in spec.plan and (int(major), int(minor)) >= (5, 14):
-        # before 5.14 it counts all processes of the user on the machine
-        values[resource.RLIMIT_NPROC] = limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores
+        # before 5.14 it counts all processes of the user on the machine; it does not hold for root
+        values[resource.RLIMIT_NPROC] = most_threads(limits)
     if limits.memory_bytes is not None and not spec.gpu:
         # A CUDA context reserves hundreds of GB of address space. Without one, an allocation that can not fit
         # raises an exception at once instead of a kill later.
