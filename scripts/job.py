@@ -1,5 +1,9 @@
 """What rules run in the driver's environment, a function per job; its parameters are its options."""
 
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `entry.run`: an interrupted import is no traceback
+
 import json
 import sys
 from functools import partial

@@ -233,6 +233,15 @@ def test_an_interrupt_that_what_is_imported_catches_is_not_lost(tmp_path: Path) 
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "Stopped.\n")
 
 
+@pytest.mark.parametrize("script", ["job", "stack_job"])
+def test_an_interrupt_while_a_job_imports_is_no_traceback(script: str) -> None:
+    program = (
+        f"{CATCHING.replace('traceproof.cli', 'pydantic')}\nimport runpy\nrunpy.run_path('scripts/{script}.py')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_snakemake_of_another_environment_says_what_to_do(repository: Repository) -> None:
     program = "import sys; sys.modules['traceproof'] = None; from snakemake.cli import main; main(sys.argv[1:])"
     command = (sys.executable, "-c", program, "--cores", "1", "--dry-run")

@@ -385,7 +385,7 @@ def _names(
     unknown += [f"op_type {name!r}" for name in op_types if name not in present]
     if unknown:
         raise TraceproofError(f"the dataset {tree.root} does not have", problems=unknown)
-    todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
+    todo = "Mend what fails; verify what was not run (`traceproof verify`), with a GPU for kernels that need one."
     reasons = {name: result.reason for name, result in verifications.items()}
     for name, entry in tree.definitions.items():
         if entry.definition.dialect is not Dialect.PUBLISHED:
