@@ -133,14 +133,13 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         listed: dict[str, schema.Listed] = {}
         stale = {*out.glob("*.json")}
         for planned, earlier in plans:
-            jobs = {
-                group: (out / f"{planned.op_type}{group}.json", job) for group, job in planned.by_group.items()
-            }
-            for path, job in jobs.values():
+            digests = {}
+            for group, job in planned.by_group.items():
+                path = out / f"{planned.op_type}{group}.json"
                 stale.discard(path)
                 if earlier.get(path) != job:
                     write_if_changed(path, job.as_text())
-            digests = {group: seal_of(path) for group, (path, _) in jobs.items()}
+                digests[group] = seal_of(path)
             listed[planned.op_type] = _listed(planned, digests, gpu=gpu)
         for path in stale:
             path.unlink(missing_ok=True)
