@@ -255,11 +255,13 @@ def test_a_large_op_type_has_groups_by_name(planned: OpTypePlan, tmp_path: Path)
     entries = {f"d{number:03}": alpha for number in range(GROUP + 3)}
     entries["d000@scaled-down"] = alpha.model_copy(update={"scaled_down": "hidden_size 7 -> 5"})
     whole = planned.model_copy(update={"definitions": entries})
-    by_group = whole.by_group
-    second = by_group[".2-of-2"]
+    jobs = whole.jobs
+    assert list(jobs) == ["rmsnorm.1-of-2", "rmsnorm.2-of-2"]
+    assert list(jobs["rmsnorm.1-of-2"].jobs) == ["rmsnorm"]
+    second = jobs["rmsnorm.2-of-2"]
     assert list(second.definitions) == [f"d{number:03}" for number in range(GROUP, GROUP + 3)]
-    for group, job in by_group.items():
-        (tmp_path / f"rmsnorm{group}.json").write_text(job.as_text(), encoding="utf-8")
+    for name, job in jobs.items():
+        (tmp_path / f"{name}.json").write_text(job.as_text(), encoding="utf-8")
     assert OpTypePlan.read_all(tmp_path, "rmsnorm") == whole
     stub = Stub()
     stub.job(plan=second, group=".2-of-2").verify(tmp_path / "verdicts" / "rmsnorm.2-of-2.jsonl")

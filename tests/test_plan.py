@@ -34,7 +34,7 @@ from traceproof.run import plan as planning
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.report import table
-from traceproof.run.schema import GROUP, INDEX, Index, Listed, OpTypePlan, each_row, group_names
+from traceproof.run.schema import INDEX, Index, OpTypePlan, each_row
 from traceproof.sandbox import Limits
 from traceproof.stacks import STACKS
 
@@ -161,14 +161,6 @@ def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
     assert host.digests == gpu.digests
 
 
-@pytest.mark.parametrize(("count", "files"), [(1, 1), (GROUP, 1), (GROUP + 1, 2), (3 * GROUP, 3)])
-def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) -> None:
-    digests_of = dict.fromkeys(group_names(count), "")
-    listed = Listed(digests=digests_of, mem_mb=0, gpu_mb=0, parallel=1, builds=0.0, seconds=0.0)
-    found = Index(dataset="", op_types={"a": listed}).files("a")
-    assert found == (["a"] if files == 1 else [f"a.{number}-of-{files}" for number in range(1, files + 1)])
-
-
 def test_an_edit_is_of_its_job_alone(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("traceproof.run.schema.GROUP", 2)
     small = PlanSelection(sizes=("small",))
@@ -178,7 +170,7 @@ def test_an_edit_is_of_its_job_alone(dataset: Path, tmp_path: Path, monkeypatch:
     definition["reference"] += "\n# edited\n"
     file.write_text(json.dumps(definition))
     after = plan(dataset, tmp_path / "cases", small).op_types["rmsnorm"].digests
-    assert [group for group in before if before[group] != after[group]] == [".2-of-2"]
+    assert [name for name in before if before[name] != after[name]] == ["rmsnorm.2-of-2"]
 
 
 PARTS = (

@@ -239,7 +239,9 @@ class Pipeline:
 
     def _jobs(self, op_types: Iterable[str]) -> list[str]:
         """Names of the jobs of op_types, and of their files."""
-        return [name for op_type in op_types for name in self.index.files(op_type)] if self.index else []
+        return (
+            [name for op_type in op_types for name in self.index.op_types[op_type].digests] if self.index else []
+        )
 
     def op_types(self, family: str = "") -> list[str]:
         """The planned op_types, all or of one family, sorted."""
@@ -291,7 +293,7 @@ class Pipeline:
 
     def job_digest(self, wildcards: Wildcards) -> str:
         """Digest of the job's cases."""
-        return self._listed(wildcards).digests.get(wildcards.group, "")
+        return self._listed(wildcards).digests.get(wildcards.op_type + wildcards.group, "")
 
     def job_again(self, wildcards: Wildcards) -> str:
         """When rows of the job ran into a limit, which starts it again once; empty: never, or nothing is kept."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,34 +128,28 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
         plans = []
         for name in sorted(groups):
             context = digest_json([*common, verdict_code(registry.file_of(name))]) if common else ""
-            earlier = _earlier(out, name, context) if context else {}
+            earlier: dict[Path, schema.OpTypePlan] = {}
+            for path in schema.files_of(out, name) if context else ():
+                with suppress(TraceproofError):  # damaged
+                    earlier[path] = schema.OpTypePlan.read(path)
             plans.append((_op_type_plan(tree, name, groups[name], selection, context, earlier), earlier))
         check_cases(selection, groups)
         listed: dict[str, schema.Listed] = {}
         stale = {*out.glob("*.json")}
         for planned, earlier in plans:
             digests = {}
-            for group, job in planned.by_group.items():
-                path = out / f"{planned.op_type}{group}.json"
+            for name, job in planned.jobs.items():
+                path = out / f"{name}.json"
                 stale.discard(path)
                 if earlier.get(path) != job:
                     write_if_changed(path, job.as_text())
-                digests[group] = seal_of(path)
+                digests[name] = seal_of(path)
             listed[planned.op_type] = _listed(planned, digests, gpu=gpu)
         for path in stale:
             path.unlink(missing_ok=True)
         index = schema.Index(dataset=str(tree.root), op_types=listed)
         write_text(out / schema.INDEX, index.as_text())
         return index
-
-
-def _earlier(out: Path, op_type: str, context: str) -> dict[Path, schema.OpTypePlan]:
-    """An earlier run's plans of an op_type's jobs, by file, which are reused only if the same code made them."""
-    plans = {}
-    for path in schema.files_of(out, op_type):
-        with suppress(TraceproofError):
-            plans[path] = schema.OpTypePlan.read(path)
-    return {path: job for path, job in plans.items() if job.context == context}
 
 
 def _listed(planned: schema.OpTypePlan, digests: dict[str, str], *, gpu: bool) -> schema.Listed:
@@ -200,7 +195,8 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     definitions: dict[str, schema.PlannedDefinition] = {}
     # Files that can not be used get verdicts, unless definitions are selected by name.
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
-    before = {name: entry for job in earlier.values() for name, entry in job.definitions.items()}
+    same_code = (job.definitions.items() for job in earlier.values() if job.context == context)
+    before = dict(chain.from_iterable(same_code))
     for name in sorted(names):
         entry, old_entry = tree.definitions[name], before.get(name)
         if old_entry is not None and _unchanged(tree, entry, old_entry, selection):

@@ -190,12 +190,6 @@ class BrokenFile(ClosedModel):
     message: str
 
 
-def group_names(count: int) -> list[str]:
-    """Suffixes of the verdict files of an op_type with `count` definitions, one per job; "" for a single job."""
-    most = -(-count // GROUP)
-    return [f".{number}-of-{most}" for number in range(1, most + 1)] if most > 1 else [""]
-
-
 class PlanFile(ClosedModel):
     """A file that the rule `cases` writes, with a digest at its end that shows damage."""
 
@@ -236,14 +230,15 @@ class OpTypePlan(PlanFile):
         return first.model_copy(update={"definitions": dict(definitions)})
 
     @property
-    def by_group(self) -> dict[str, Self]:
-        """The plan of each of its jobs; the first also has broken files."""
-        names = sorted(self.whole)
-        plans = {}
-        for at, group in enumerate(group_names(len(names))):
+    def jobs(self) -> dict[str, Self]:
+        """The plan of each of its jobs, by the job's name; the first also has broken files."""
+        names, plans = sorted(self.whole), {}
+        most = max(1, -(-len(names) // GROUP))
+        for at in range(most):
             keys = [key for name in names[at * GROUP : (at + 1) * GROUP] for key in (name, name + SCALED_DOWN)]
             mine = {key: self.definitions[key] for key in keys if key in self.definitions}
-            plans[group] = self.model_copy(update={"definitions": mine, "broken": () if at else self.broken})
+            name = f"{self.op_type}.{at + 1}-of-{most}" if most > 1 else self.op_type
+            plans[name] = self.model_copy(update={"definitions": mine, "broken": () if at else self.broken})
         return plans
 
     @property
@@ -260,7 +255,7 @@ def files_of(folder: Path, op_type: str) -> list[Path]:
 class Listed(ClosedModel):
     """Index entry of an op_type's plan: what the rules need to know of its jobs."""
 
-    digests: dict[str, str]  # by group: of what that job runs
+    digests: dict[str, str]  # by a job's name, which its files have: of what it runs
     mem_mb: int  # MiB of the host per job
     gpu_mb: int  # MiB of a GPU per job; 0: it opens none
     parallel: int  # definitions that a job runs at a time
@@ -273,10 +268,6 @@ class Index(PlanFile):
 
     dataset: str
     op_types: dict[str, Listed]
-
-    def files(self, op_type: str) -> list[str]:
-        """Names of an op_type's verdict files, one per job, without suffix."""
-        return [f"{op_type}{group}" for group in self.op_types[op_type].digests]
 
 
 UNJUDGED = frozenset({Skip.NO_ORACLE, Skip.UNJUDGED})
