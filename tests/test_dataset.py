@@ -404,8 +404,8 @@ def test_a_solution_is_written_as_it_was_read() -> None:
     "change",
     [
         {"sources": []},
-        {"sources": [{"path": "/main.py", "content": "x"}]},
-        {"sources": [{"path": "../main.py", "content": "x"}]},
+        {"sources": [*SOLUTION["sources"], {"path": "/other.py", "content": "x"}]},
+        {"sources": [*SOLUTION["sources"], {"path": "../other.py", "content": "x"}]},
         {"sources": SOLUTION["sources"] * 2},
         {"sources": [{"path": "other.py", "content": "x"}]},
         {"spec": SOLUTION["spec"] | {"language": "Triton"}},

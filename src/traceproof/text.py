@@ -93,9 +93,8 @@ def has_credentials(url: str) -> bool:
 
 def of_files(message: str) -> str:
     """A message of pydantic in the words of YAML and JSON: a list, no tuple; a mapping, no dictionary or class."""
-    return re.sub(
-        r"dictionary( or (instance|object) .*)?$", "mapping", message.replace("valid tuple", "valid list")
-    )
+    message = message.replace("valid tuple", "valid list").replace("Tuple should", "List should")
+    return re.sub(r"dictionary( or (instance|object) .*)?$", "mapping", message)
 
 
 def _redacted_url(url: str) -> str:
