@@ -292,7 +292,8 @@ class Guard:
             return Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
         if len(below) - 1 > limits.processes:
             return Status.PROCESSES, f"started more than {limits.processes} processes"
-        if sum(kernel.status_bytes(pid, b"Threads:") for pid in below) > 1024 * most_threads(limits):  # no unit
+        threads = sum(kernel.status_bytes(pid, b"Threads:") for pid in below) // 1024  # which have no unit
+        if threads > most_threads(limits) and not self.spec.gpu:  # CUDA and compilers start their own
             return Status.PROCESSES, f"started more than {most_threads(limits)} threads"
         wrote = f"wrote more than {limits.file_bytes} bytes into its scratch folder"
         return (Status.OUTPUT, wrote) if self._full else None
