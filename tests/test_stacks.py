@@ -134,9 +134,12 @@ def test_an_environment_is_built_once_per_pins(tmp_path: Path, monkeypatch: pyte
     pins.parent.mkdir()
     stack = Installation("fla", "fla", ".venvs/fla/bin/python")
     steps = ("first==1\n", "first==1\n", "first==2\n", "first==2\n")
-    counts = []
-    for text in steps:
+    counts, lock = [], tmp_path / ".venvs" / "fla.lock"
+    for step, text in enumerate(steps):
         pins.write_text(text)
+        if step == 3:  # nothing is to be built, so that no lock can be missed, as in a folder that is read-only
+            lock.unlink(missing_ok=True)
+            lock.mkdir()
         assert ready(stack, root=tmp_path, say=said.append) == tmp_path / stack.python
         counts.append(len(made) // 2)  # an environment, then its packages
     assert counts == [1, 1, 2, 2]

@@ -187,7 +187,7 @@ def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Pat
     Its environment is built first if it is missing or its pins changed. Raises TraceproofError: it can not be
     built.
     """
-    if stack.environment is None:
+    if stack.environment is None or built(stack.environment, root=root):  # nothing is written then
         return root / stack.python
     stamp = root / FOLDER / stack.environment / INSTALLED
     (root / FOLDER).mkdir(exist_ok=True)
