@@ -57,18 +57,6 @@ def code_of(arguments: list[str]) -> int:
     return caught.value.code
 
 
-def test_a_bad_configuration_is_written_as_json_too(tmp_path: Path) -> None:
-    assert code_of(["verify", "--seed", "-1", "--json", str(tmp_path / "out.json")]) == 2
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert written["exit_code"] == 2
-    assert "seed: -1" in written["error"]
-
-
-def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["verify", "--help"]) == 0
-    assert "0 fine, 1 findings, 2 bad use" in " ".join(capsys.readouterr().out.split())
-
-
 def test_commands_of_the_driver_import_no_torch() -> None:
     source = "import sys, traceproof.cli, traceproof.run.flow; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False, cwd=ROOT).returncode == 0
