@@ -284,6 +284,19 @@ def test_op_types_are_summarised_once_and_as_at_once(tmp_path: Path, monkeypatch
     assert reported()["findings"]["known"] == []
 
 
+@pytest.mark.parametrize(
+    ("grade", "about", "verdict"),
+    [("scaled_down", {"scaled_down": "n 2 -> 1"}, "scaled_down"), ("consistent", {"constants": "eps"}, "pass")],
+)
+def test_a_wrong_reference_has_no_grade_whatever_else_passed(
+    grade: str, about: dict[str, str], verdict: str
+) -> None:
+    right, wrong = row(case="small-1", grade=grade, **about), row(verdict="fail", reason="nan")
+    graded, ungraded = (summarise(rows, Known()) for rows in ([right], [right, wrong]))
+    [found], [none] = (told(one, "grade").values() for one in (graded, ungraded))
+    assert (found, none, *told(graded, "verdict").values()) == (grade, None, verdict)
+
+
 def test_the_last_line_reads_right_to_a_stranger() -> None:
     rows = [row(definition=f"right_{number}") for number in range(41)]
     rows += [row(case="small-1"), row(verdict="fail", reason="nan")]
