@@ -279,6 +279,7 @@ def test_a_kernel_for_a_gpu_says_that_there_is_none(tmp_path: Path) -> None:
     ("file", "text", "said"),
     [
         ("one.py", "x = 1\n", "it has no function run, nor any other"),
+        ("one.py", "x = 1\n" * 200_000, "it is longer than 1048576 characters"),
         ("one.py", "def mine(x):\n    return x\n", "no function run; name one as FILE::FUNCTION, there are: mine"),
         ("one.py", "run = len\n", "run is not defined by def; write def run(...), which may call it"),
         ("one.py", "async def run(x):\n    return x\n", "run is not defined by def"),

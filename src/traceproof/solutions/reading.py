@@ -260,6 +260,8 @@ def _read(file: Path, entry: str | None) -> Candidate:
         return _of_record(Solution.model_validate(strict_json(text)), file)
     if file.suffix not in KINDS:
         raise ValueError(f"it is no solution: expected a file that ends with {', '.join(KINDS)}")
+    if file.suffix == ".py" and len(text) > policy.MOST_CHARACTERS:  # reading its syntax would take minutes
+        raise ValueError(f"it is longer than {policy.MOST_CHARACTERS} characters")
     operator = suites.operator_of(file) if entry is None else None
     if operator is not None and operator not in suites.OPERATORS:
         # has no definition: the judge reports that, and continues with other files
