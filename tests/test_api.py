@@ -306,6 +306,14 @@ def test_a_block_of_zeros_may_have_any_scale(form: str, dtype: torch.dtype, larg
             traceproof.assert_right(f"quantize_{form}", [rows], outputs, num_blocks=2)
 
 
+def test_probabilities_may_be_multiplied_by_the_reciprocal_of_their_sum() -> None:
+    definition = traceproof.definition("top_k_renorm_probs_v256", dataset=DATASET)
+    probs = torch.linspace(1, 9, 50 * 256).view(50, 256) / 2000
+    for k in (1, 3):
+        kept = probs.where(probs >= probs.sort(-1).values[:, -k, None], 0.0)
+        traceproof.assert_right(definition, [probs, k], kept * kept.sum(-1, keepdim=True).reciprocal())
+
+
 def test_tensors_that_require_gradients_and_a_tensor_alone_are_judged_as_any_other() -> None:
     x, weight = X.clone().requires_grad_(), W.clone().requires_grad_()
     traceproof.assert_right("rmsnorm", [x, weight], norm(x, weight))

@@ -672,8 +672,10 @@ def renormalised(wide: Wide, *, sum_one: bool = True) -> Tensors:
     p = wide.number("top_p") if "top_p" in wide else None
     outputs = torch.zeros_like(wide["probs"])
     for out, row in zip(outputs, wide["probs"], strict=True):
-        support = after_filters(row, k, p)
-        out[support.tokens] = support.probs.to(out.dtype) if sum_one else row[support.tokens]
+        tokens = after_filters(row, k, p).tokens
+        kept = row[tokens]
+        # By a reciprocal, as kernels do: in float32 a single token then has not always exactly 1.
+        out[tokens] = kept * kept.sum().reciprocal() if sum_one else kept
     return {"renormalized": outputs}
 
 
