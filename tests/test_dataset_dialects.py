@@ -231,6 +231,7 @@ def test_what_is_no_arithmetic_of_sizes_is_not_computed(constraint: str) -> None
         ("n in [4, 16]", False),
         ("max(n, 3) // 3", 2),
         ("4 < n < 8", False),
+        ("-n // 3", -3),
     ],
 )
 def test_what_is_arithmetic_of_sizes_is_computed(constraint: str, value: int) -> None:
