@@ -437,7 +437,14 @@ def further_draws(  # noqa: C901, PLR0913 - one order, spelled out
             seed = (seed + GOLDEN) % (1 << 63)
             set_seed(seed, device)
         new_seed = not new_seed
-        yield [(name, _unfolded(value, times, rows)) for name, value in call(stacked)]
+        unfolded: list[tuple[str | None, torch.Tensor]] = []  # [times, rows, ...]
+        for name, value in call(stacked):
+            output, count = torch.as_tensor(value).detach(), times * rows
+            if output.dim() < 1 or len(output) != count:
+                problem = f"a call with {count} rows returned the shape {list(output.shape)}"
+                raise RuntimeError(f"{problem}: expected {count} rows")
+            unfolded.append((name, output.cpu().clone().view(times, rows, *output.shape[1:])))
+        yield unfolded
         draws_left -= times
         now = clock()
         spent, rest = now - begun, end - now
@@ -454,15 +461,6 @@ def further_draws(  # noqa: C901, PLR0913 - one order, spelled out
         if not next_times:
             return
         times = next_times
-
-
-def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
-    """An output of repeated rows on the CPU, [times, rows, ...]. Raises RuntimeError: it has other rows."""
-    output, count = torch.as_tensor(value).detach(), times * rows
-    if output.dim() < 1 or len(output) != count:
-        problem = f"a call with {count} rows returned the shape {list(output.shape)}"
-        raise RuntimeError(f"{problem}: expected {count} rows")
-    return output.cpu().clone().view(times, rows, *output.shape[1:])
 
 
 # Clocks and functions that wait for a GPU, taken on import, before untrusted code could replace them. What this

@@ -84,7 +84,10 @@ class Float64(PlainMode):
         if name == "_local_scalar_dense":
             self._told |= bool(floats) or self.decided(tensors[0])
             return self.value(floats[0]).item() if floats else func(*args, **named)
-        self._begin(func, floats)
+        if func is aten.view.dtype and floats and floats[0].element_size() > 1:
+            raise UnsupportedError(BITS_TAKEN)
+        for one in floats:  # before an operation in place changes the tensors from which shadows are made
+            self._buffers(one)
         storages = {_key(one) for one in tensors}
         decided = bool(floats) or self._told or any(map(self.decided, tensors))
         out = self._instead.get(func, func)(*args, **named)
@@ -116,13 +119,6 @@ class Float64(PlainMode):
     def decided(self, tensor: torch.Tensor) -> bool:
         """Whether integers follow from floating-point numbers, so that rounding may decide them."""
         return _key(tensor) in self._decided
-
-    def _begin(self, func: Any, floats: Sequence[torch.Tensor]) -> None:
-        """Make the inputs' shadows before an operation in place changes the tensors from which they are made."""
-        if func is aten.view.dtype and floats and floats[0].element_size() > 1:
-            raise UnsupportedError(BITS_TAKEN)
-        for one in floats:
-            self._buffers(one)
 
     def _note_decided(self, tensors: Sequence[torch.Tensor]) -> None:
         for one in tensors:
@@ -272,17 +268,12 @@ class OtherOrder(PlainMode):
         backwards = BACKWARDS.get(func)
         named = kwargs or {}
         if func is aten._to_copy.default and args[0].dtype is torch.float32 and named.get("dtype") in NARROW:
-            return _other_neighbour(args[0], func(*args, **named))
+            found = rounded = func(*args, **named)
+            for side in (1 + ORDER_DECIDES, 1 - ORDER_DECIDES):
+                other = (args[0] * side).to(rounded.dtype)
+                found = torch.where((other.float() != rounded.float()) & other.isfinite(), other, found)
+            return found
         return func(*args, **named) if backwards is None else backwards(func, *args, **named)
-
-
-def _other_neighbour(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-    """The rounded values; those within ORDER_DECIDES of the middle take the other neighbour."""
-    found = rounded
-    for side in (1 + ORDER_DECIDES, 1 - ORDER_DECIDES):
-        other = (value * side).to(rounded.dtype)
-        found = torch.where((other.float() != rounded.float()) & other.isfinite(), other, found)
-    return found
 
 
 def _products(func: Any, *args: Any, **named: Any) -> Any:
