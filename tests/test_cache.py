@@ -28,10 +28,13 @@ from traceproof.run.job import Job
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import (
     GROUP,
+    INDEX,
     PAIR,
     REFERENCE,
     WHOLE,
     GateResult,
+    Index,
+    Listed,
     OpTypePlan,
     PlannedDefinition,
     RowDigests,
@@ -262,7 +265,15 @@ def test_a_large_op_type_has_groups_by_name(planned: OpTypePlan, tmp_path: Path)
     assert list(second.definitions) == [f"d{number:03}" for number in range(GROUP, GROUP + 3)]
     for name, job in jobs.items():
         (tmp_path / f"{name}.json").write_text(job.as_text(), encoding="utf-8")
+    of = dict.fromkeys(("mem_mb", "gpu_mb", "parallel", "builds", "seconds"), 1)
+    index = Index(
+        dataset="", op_types={"rmsnorm": Listed.model_validate({"digests": dict.fromkeys(jobs, ""), **of})}
+    )
+    (tmp_path / INDEX).write_text(index.as_text(), encoding="utf-8")
     assert OpTypePlan.read_all(tmp_path, "rmsnorm") == whole
+    (tmp_path / "rmsnorm.1-of-2.json").unlink()  # a part is no plan
+    with pytest.raises(TraceproofError, match=r"rmsnorm.1-of-2.json can not be read"):
+        OpTypePlan.read_all(tmp_path, "rmsnorm")
     stub = Stub()
     stub.job(plan=second, group=".2-of-2").verify(tmp_path / "verdicts" / "rmsnorm.2-of-2.jsonl")
     assert len(stub.asked) == 3

@@ -33,7 +33,7 @@ from traceproof.publish.verified import implementation_verdicts, verification
 from traceproof.run import plan as planning
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection, plan
-from traceproof.run.report import table
+from traceproof.run.report import sentence, table
 from traceproof.run.schema import INDEX, Index, OpTypePlan, each_row
 from traceproof.sandbox import Limits
 from traceproof.stacks import STACKS
@@ -101,8 +101,14 @@ def test_what_is_as_it_was_is_not_planned_again(dataset: Path, planned: Callable
 
 def test_definitions_that_come_go_or_break_are_told(dataset: Path, planned: Callable[..., list[str]]) -> None:
     planned()
+    kept, stale = (dataset.with_name("verdicts") / f"{name}.jsonl" for name in ("rmsnorm", "rmsnorm.1-of-2"))
+    kept.parent.mkdir()
+    kept.touch()
+    stale.touch()  # of a job that the op_type had when it was larger
     path = write(dataset, rmsnorm("new"))
     assert planned() == ["new"]
+    assert kept.exists()
+    assert not stale.exists()
     path.write_text("{", encoding="utf-8")
     assert planned() == []
     path.unlink()
@@ -488,6 +494,8 @@ def test_a_sampler_of_a_large_vocabulary_is_judged_by_a_small_one_too(
     assert {row["implementation"] for row in rows if row["case"] == found["case"]} == {"reference"}
     (conclusion,) = told_of(summarise(rows, Known()), "conclusion").values()
     assert conclusion == ("right" if verdict == "pass" else "wrong")
+    alone = sentence(summarise([row for row in rows if row["case"] == found["case"]], Known()))
+    assert ("nothing was compared in its own size" in alone) == (verdict == "pass")
     read = each_row(tmp_path / "results" / "verdicts" / "sampling.jsonl")
     status = implementation_verdicts([*read])[sampler["name"]]["reference"].status
     assert status == ("passed" if verdict == "pass" else "failed")

@@ -18,7 +18,8 @@ from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.names import path_part
 from traceproof.run.report import report
-from traceproof.site.build import Built, Finished, build
+from traceproof.run.schema import VerdictRow
+from traceproof.site.build import Built, Finished, View, build
 
 HOSTILE = '</script><script>hacked=1</script><img src=x onerror="hacked=1"> {{ 7*7 }} \'"&\u2028'
 BROKEN = "<img src=x onerror=hacked=1>"  # name of a file that is no definition
@@ -247,3 +248,18 @@ def test_without_a_finished_run_the_error_says_what_to_do(tmp_path: Path) -> Non
     assert "by --selection: selections/gemm-1a2b3c4d." in str(refused.value)
     assert "it was interrupted" in str(refused.value)
     assert "traceproof verify" in str(refused.value)
+
+
+def test_a_definition_that_ends_in_an_error_at_its_own_size_is_not_called_too_large() -> None:
+    of = {
+        "definition": "a",
+        "op_type": "sampling",
+        "case": "small-0",
+        "implementation": "reference",
+        "output": "*",
+    }
+    small = VerdictRow.model_validate({**of, "verdict": "pass", "scaled_down": "vocab_size 131072 -> 256"})
+    about: dict[str, Any] = {"outcome": "", "grade": "", "kinds": {}, "planned": None, "verdicts": {}}
+    for verdict, said in (("error", ""), ("skip", small.scaled_down)):
+        rows = [VerdictRow.model_validate({**of, "verdict": verdict}), small]
+        assert View(name="a", op_type="sampling", rows=rows, **about).scaled_down == said

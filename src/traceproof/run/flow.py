@@ -239,9 +239,8 @@ class Pipeline:
 
     def _jobs(self, op_types: Iterable[str]) -> list[str]:
         """Names of the jobs of op_types, and of their files."""
-        return (
-            [name for op_type in op_types for name in self.index.op_types[op_type].digests] if self.index else []
-        )
+        index = self.index
+        return [name for op_type in op_types for name in index.op_types[op_type].digests] if index else []
 
     def op_types(self, family: str = "") -> list[str]:
         """The planned op_types, all or of one family, sorted."""

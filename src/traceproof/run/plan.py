@@ -112,7 +112,7 @@ UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> schema.Index:
     """Write `out/<op_type>.json` for each job of the selected op_types, then `out/index.json`; returns the index.
 
-    An unchanged file keeps its date, a stale one is removed. `code` is a digest of the planning code: definitions
+    An unchanged file keeps its date; one of no job any more is removed, with its verdicts. `code` is a digest of the planning code: definitions
     that it has planned before for the same selection are not planned again; empty: all are. `gpu`: the machine has
     one. Raises TraceproofError: a selected name does not exist, or the dataset has no definitions.
     """
@@ -135,12 +135,12 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
             plans.append((_op_type_plan(tree, name, groups[name], selection, context, earlier), earlier))
         check_cases(selection, groups)
         listed: dict[str, schema.Listed] = {}
-        stale = {*out.glob("*.json")}
+        stale = {*out.glob("*.json"), *out.parent.glob("verdicts/*.jsonl")}
         for planned, earlier in plans:
             digests = {}
             for name, job in planned.jobs.items():
                 path = out / f"{name}.json"
-                stale.discard(path)
+                stale -= {path, out.parent / "verdicts" / f"{name}.jsonl"}
                 if earlier.get(path) != job:
                     write_if_changed(path, job.as_text())
                 digests[name] = seal_of(path)
@@ -278,23 +278,19 @@ def _scaled_down(
     copy = selection.model_copy(update={"met": set()})
     cases = _cases(scaled.definition, scaled_op, copy, [], unknown=False, prefix=PREFIX)
     if beside:
-        short = (case for case in cases if case.id.removeprefix(PREFIX) in beside)
-        cases = [case.model_copy(update=_for_reference_alone(case)) for case in short]
+        cases = [case for case in cases if case.id.removeprefix(PREFIX) in beside]
+        for place, case in enumerate(cases):  # as a hidden case, which the reference alone is run on
+            further = case.further and replace(case.further, seconds=BESIDE_SECONDS)
+            cases[place] = case.model_copy(update={"hidden": f"--seed {case.case.seed}", "further": further})
     selection.met.update(case.id for case in cases)
     if _too_large(cases):
         return None, f"no scaled-down definition: with {scaled} it does not fit either"
     chosen = _wanted(cases, selection.cases)
     if not chosen:
-        return None, ""
+        return None, "its scaled-down definition has no such case"
     planned = schema.PlannedDefinition.alone(scaled.definition, chosen, None, selection.hidden_seed)
     fields = {"path": path, "scaled_down": str(scaled), "renumbered": scaled.renumbered}
     return planned.model_copy(update=fields), f"judged by a scaled-down definition: {scaled}"
-
-
-def _for_reference_alone(planned: schema.PlannedCase) -> dict[str, Any]:
-    """Changes to a case that is run by the reference alone, for BESIDE_SECONDS."""
-    further = planned.further and replace(planned.further, seconds=BESIDE_SECONDS)
-    return {"hidden": f"--seed {planned.case.seed}", "further": further}
 
 
 def _too_large(cases: Sequence[schema.PlannedCase]) -> bool:

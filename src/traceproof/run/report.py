@@ -90,9 +90,9 @@ def sentence(summary: Mapping[str, Any]) -> str:
     text = f"{verdict}: {', '.join([definitions, *parts])}"
     if compared(conclusions):
         return text
-    groups = (Counter(one["skips"]) for one in summary["groups"] if one["implementation"] == schema.REFERENCE)
-    reasons = _counted(sum(groups, Counter())) or "the selection has no case"
-    size = " in its own size" if Conclusion.SCALED_DOWN in conclusions else ""
+    groups = [one for one in summary["groups"] if one["implementation"] == schema.REFERENCE]
+    reasons = _counted(sum((Counter(one["skips"]) for one in groups), Counter())) or "the selection has no case"
+    size = " in its own size" if any(one[Verdict.PASS] for one in groups) else ""  # scaled-down ones passed
     return f"{text}; nothing was compared{size}: {reasons}"
 
 
@@ -460,7 +460,13 @@ def table(summary: Mapping[str, Any]) -> str:
     for name, skips in sorted(idle.items()):
         console.print(f"Not run here: {name} ({_counted(dict(sorted(skips.items())))})", soft_wrap=True)
     if any(one["grade"] not in {Grade.PROVED, Grade.CHECKED, None} for one in summary["definitions"].values()):
-        console.print(_grades(summary))
+        by_op_type: dict[str, Counter[str]] = {}
+        for one in summary["definitions"].values():
+            by_op_type.setdefault(one["op_type"], Counter())["wrong" if one["wrong"] else str(one["grade"])] += 1
+        grid = headed("Grades of proof, definitions", ["op_type"], (*Grade, "findings", "not verified"))
+        for op_type, counts in sorted(by_op_type.items()):
+            grid.add_row(op_type, *(str(counts[one]) for one in (*Grade, "wrong", str(None))))
+        console.print(grid)
     texts: list[str] = []
     for kind, heading in (("new", "new"), ("unexpected", "not as known.yaml says")):
         findings = summary["findings"][kind]
@@ -470,17 +476,6 @@ def table(summary: Mapping[str, Any]) -> str:
         safe = "\n".join(map(printable, text.split("\n")))
         console.print(safe, soft_wrap=True)
     return console.export_text()
-
-
-def _grades(summary: Mapping[str, Any]) -> Table:
-    """A table with the number of definitions of each op_type per grade of proof."""
-    by_op_type: dict[str, Counter[str]] = {}
-    for one in summary["definitions"].values():
-        by_op_type.setdefault(one["op_type"], Counter())["wrong" if one["wrong"] else str(one["grade"])] += 1
-    grid = headed("Grades of proof, definitions", ["op_type"], (*Grade, "findings", "not verified"))
-    for op_type, counts in sorted(by_op_type.items()):
-        grid.add_row(op_type, *(str(counts[one]) for one in (*Grade, "wrong", str(None))))
-    return grid
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -34,7 +34,7 @@ PLAN_BYTES = 1 << 30  # largest plan file
 GROUP = 64  # definitions per job: a larger op_type has several jobs
 INDEX = "index.json"  # list of all plans of a run
 RETRY = "retry"  # a run's folder: a file per verdict file of which the next run computes some rows again
-AGAIN = "Run the same command again: finished rows are kept."
+AGAIN = "Run the same command again, or `traceproof verify`: finished rows are kept."
 IMPLEMENTATIONS: tuple[str, ...] = (REFERENCE, *TRUTHS)
 
 
@@ -225,7 +225,9 @@ class OpTypePlan(PlanFile):
     @classmethod
     def read_all(cls, folder: Path, op_type: str) -> Self:
         """Read the files of all its jobs; raises as `read` does."""
-        first, *more = map(cls.read, files_of(folder, op_type) or [folder / f"{op_type}.json"])
+        listed = Index.read(folder / INDEX).op_types.get(op_type)
+        names = listed.digests if listed else [op_type]  # an op_type that is not listed has no file
+        first, *more = (cls.read(folder / f"{name}.json") for name in names)
         definitions = [item for part in (first, *more) for item in part.definitions.items()]
         return first.model_copy(update={"definitions": dict(definitions)})
 

@@ -112,7 +112,7 @@ class View:
     @property
     def scaled_down(self) -> str:
         """Axes that were smaller in what was judged in its place; empty: none."""
-        judged = [row.scaled_down for row in self.rows if row.verdict in {Verdict.PASS, Verdict.FAIL}]
+        judged = [row.scaled_down for row in self.rows if row.verdict is not Verdict.SKIP]
         return judged[0] if judged and all(judged) else ""
 
     @cached_property
