@@ -171,6 +171,19 @@ def test_pairs_of_codes_come_back_from_bytes() -> None:
     assert unpack(torch.tensor([0x21], dtype=torch.uint8)).tolist() == [1, 2]  # the first one in the low half
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sigmoids_by_a_tangent_pass_where_all_of_them_are_faint_and_an_epsilon_does_not(seed: int) -> None:
+    definition = DEFINITIONS["fused_topk_deepseek_e64_k4"]
+    planned = planned_alone(definition, PlanSelection(seed=seed)).cases
+    subject = solve(definition, next(one.case for one in planned if one.id == "adversarial-faint"))
+    chosen = ops.tensor(subject.inputs, "scores").float().gather(-1, subject.oracle["topk_indices_out"].long())
+    for towards, epsilon, verdict in ((-2.0, 0, Verdict.PASS), (2.0, 0, Verdict.PASS), (0.0, 1e-6, Verdict.FAIL)):
+        off = torch.tanh(chosen / 2).nextafter(torch.tensor(towards))  # as a GPU's tangent is off
+        weights = (0.5 * off + 0.5) if not epsilon else chosen.sigmoid()
+        weights = 2.5 * weights / (weights.sum(-1, keepdim=True) + epsilon)
+        assert subject.ruling("topk_values_out", weights.bfloat16()).verdict is verdict
+
+
 ROUNDINGS = {"ties to even": 0.0, "ties away": 2.0**-40, "ties toward zero": -(2.0**-40)}
 
 

@@ -73,6 +73,10 @@ def test_stress_is_a_size_that_runs_only_where_it_is_asked_for() -> None:
     assert any(one.size == STRESS for one in op.planned(PAGED, sizes=[STRESS], seed=0))
 
 
+def test_where_all_tokens_are_queries_no_stress_case_has_many() -> None:
+    assert 1 < max(max(one.params["kv_lens"]) for one in stress(OURS["trtllm_fmha_packed_h3_d32"])) < 1000
+
+
 @pytest.mark.parametrize("definition", OURS.values(), ids=OURS)
 def test_right_answers_pass_the_cheap_stress_cases(definition: Definition) -> None:
     op, unknown = registry.for_definition(definition)

@@ -456,6 +456,11 @@ COUNTS: Mapping[str, tuple[int, int]] = {"small": (1, 3), "medium": (4, 5), "lar
 SELF_LONGEST = 150  # tokens of a case in which all of them are queries
 
 
+def all_query(definition: Definition) -> bool:
+    """Whether all tokens of a call with tables are queries."""
+    return not definition.inputs.keys().isdisjoint({"qkv", "seq_len"})
+
+
 def tabled(
     definition: Definition, seed: int, sizes: Sequence[str], page: int, letters: Mapping[str, str]
 ) -> Iterator[Planned]:
@@ -466,7 +471,7 @@ def tabled(
             host = HostDraw(definition=definition.name, case=f"{size}-{at}", seed=seed)
             lengths = host.integers("kv_lens", count, low=low, high=high)
             lengths[-1] = page * -(-low // page) + (at if size != "small" else -at)
-            if {"qkv", "seq_len"} & definition.inputs.keys():  # all tokens are queries, so fewer of them
+            if all_query(definition):  # so fewer of them
                 lengths = [min(length, SELF_LONGEST) for length in lengths]
             yield f"{size}-{at}", lengths, 1 + at * 10, {"shared": True} if at else {}
     yield "edge-single", [1], 1, {}

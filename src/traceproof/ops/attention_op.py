@@ -555,11 +555,18 @@ class Attention(Op):
         return replace(case, size=base.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """The cases of `stressing`; of calls with tables those that have queries of their own, without reuse."""
+        """The cases of `stressing`; of calls with tables those that have queries of their own, without reuse.
+
+        Where all tokens are queries, long ones would take the square of their memory.
+        """
         enlarged, causal = self.enlarged(definition), "qo_indptr" in definition.inputs
-        pages = 0 if enlarged is None else enlarged.size(definition, 1)
+        pages, all_query = (
+            0 if enlarged is None else enlarged.size(definition, 1),
+            attention_inputs.all_query(definition),
+        )
         for planned in attention_inputs.stressing(page_of(definition), pages, causal=causal):
-            if not is_tabled(definition) or (planned[2] and AFTER not in planned[3]):
+            fits = not all_query or max(planned[1]) <= attention_inputs.SELF_LONGEST
+            if not is_tabled(definition) or (planned[2] and AFTER not in planned[3] and fits):
                 yield self._case(definition, seed, planned)
 
     def enlarged(self, definition: Definition) -> Far | None:

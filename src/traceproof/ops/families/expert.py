@@ -643,9 +643,14 @@ def drawn_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
     if mixture.scaling == Scaling.FP4 and role != "hidden_states":
         return _fp4_weights(draw, wanted, rms)
     made = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=rms)
-    if "massive" in wanted.params and role == "hidden_states" and wanted.dtype is torch.bfloat16:
+    if "massive" in wanted.params and role == "hidden_states" and holds_massive(mixture, wanted.dtype):
         made[:, wanted.shape[-1] // 3] = MASSIVE
     return made
+
+
+def holds_massive(mixture: Mixture, dtype: torch.dtype) -> bool:
+    """Whether no right kernel cuts MASSIVE off, or what gemm1 makes of it, at the end of a scale that is given."""
+    return dtype is torch.bfloat16 and mixture.scaling not in {Scaling.NVFP4, Scaling.FP8_TENSOR}
 
 
 def drawn_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -1118,7 +1123,8 @@ MOE = Experts(
             "hidden_states",
             change=lambda x: x.clamp(-2688, 2688),
             applies=lambda wide: (
-                wide.given("hidden_states").dtype is torch.bfloat16 and "gemm1_clamp_limit" not in wide
+                holds_massive(mixture_of(wide.definition), wide.given("hidden_states").dtype)
+                and "gemm1_clamp_limit" not in wide
             ),
         ),
         altered("gemm1's scales transposed", GEMM1[1], change=transposed),
