@@ -120,8 +120,9 @@ def _same(outputs: Tensors, right: Tensors | None) -> bool:
 
 def is_refused(subject: SolvedCase, outputs: Tensors) -> bool:
     """Whether the judge refuses an output of a case."""
-    made, judged = replace(subject, outputs=outputs), subject.op.judged(subject.definition)
-    return any(made.ruling(name, outputs[name]).verdict != Verdict.PASS for name in judged)
+    names = subject.op.judged(subject.definition).keys() & subject.oracle.keys()
+    made = replace(subject, outputs=outputs)
+    return any(made.ruling(name, outputs[name]).verdict != Verdict.PASS for name in names)
 
 
 def side_by_side(
