@@ -112,9 +112,9 @@ UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> schema.Index:
     """Write `out/<op_type>.json` for each job of the selected op_types, then `out/index.json`; returns the index.
 
-    An unchanged file keeps its date; one of no job any more goes, with its verdicts. `code`: digest of planning code;
-    definitions that it planned before for the same selection are not planned again (empty: all). `gpu`:
-    whether there is one. Raises TraceproofError: a selected name does not exist, or there are no definitions.
+    An unchanged file keeps its date; one of no job any more goes, with its verdicts. `code`: digest of planning
+    code; definitions planned before for the same selection are not planned again (empty: all are). `gpu`: whether
+    there is one. Raises TraceproofError: a selected name does not exist, or there are no definitions.
     """
     with paused_collection(kept=True):  # a job ends with it
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
