@@ -119,6 +119,7 @@ ALLOWED = [
     "def run(x):\n    return [input for input in x] + [(lambda help: help + 1)(2)]",
     "def run(x):\n    for input in x:\n        exec = input\n    if (open := 3):\n        return open + exec",
     "def run(input):\n    class A:\n        def f(self):\n            return input\n    return A().f()",
+    "from einops.layers.torch import Rearrange",  # not torch itself
 ]
 # Names that look like locals and are builtins all the same.
 BUILTINS = [

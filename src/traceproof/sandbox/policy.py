@@ -28,11 +28,8 @@ REFUSED_PATHS: Mapping[str, str] = {
     for package, reason, names in (
         ("torch", FILES, "load save from_file serialization package profiler"),
         ("torch", FILES, "autograd.profiler UntypedStorage TypedStorage"),
-        (
-            "torch",
-            LOADS,
-            "hub jit compile export fx onnx classes library ops.load_library ops.import_module utils",
-        ),
+        ("torch", LOADS, "hub jit compile export fx onnx classes library ops.load_library ops.import_module"),
+        ("torch", LOADS, "utils"),
         ("torch", PROCESSES, "multiprocessing distributed"),
         ("torch", SWITCHES, "overrides backends testing set_default_dtype set_default_device"),
         ("torch", SWITCHES, "set_default_tensor_type set_num_threads set_num_interop_threads set_flush_denormal"),
@@ -52,7 +49,7 @@ REFUSED_PATHS: Mapping[str, str] = {
 _KERNELS = "cuda cutlass deep_gemm flash_attn liger_kernel sgl_kernel tilelang triton tvm tvm_ffi"
 SOLUTION_IMPORTS = frozenset((*_KERNELS.split(), "contextlib", "logging", "operator", "warnings"))
 SOLUTION_PATHS = frozenset(
-    {"torch.compile", "torch.library", "torch.utils.cpp_extension", "torch._dynamo", "torch._inductor"}
+    {f"torch.{name}" for name in ["compile", "fx", "library", "utils.cpp_extension", "_dynamo", "_inductor"]}
     | {f"torch.{name}" for name in ("_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm")}
 )
 # Standard modules that allowed modules import, and so have as attributes: torch.os, dataclasses.sys, ...
@@ -61,6 +58,7 @@ WITHIN = (
     "posix shutil signal socket subprocess sys tempfile textwrap threading tokenize torch types warnings weakref"
 )
 MODULES_WITHIN = frozenset(WITHIN.split())
+FOR_TORCH = frozenset({"cutlass.torch", "einops.layers.torch"})  # packages' own modules of that name
 REFUSED_NAMES: Mapping[str, str] = {
     "__annotations__": EVALUATES,  # dataclasses do, of its keys
     "__builtins__": "reaches every builtin",
@@ -76,8 +74,7 @@ REFUSED_NAMES: Mapping[str, str] = {
     "locals": "reaches every name of the frame",
     "vars": "reaches every attribute of an object",
 }
-# Refused as attributes of any object: frames lead to all variables of all callers; others write files or share
-# memory.
+# Refused as attributes of any object: frames lead to all callers' variables; others write files or share memory.
 REFUSED_ATTRIBUTES: Mapping[str, str] = {
     **dict.fromkeys(
         ("ag_frame", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame"),
@@ -262,8 +259,8 @@ class _Reading:
     def _attribute(self, node: ast.Attribute) -> Iterator[tuple[str, str]]:
         yield from self._attribute_name(node.attr)
         path = self._path(node)
-        before = "" if path is None else path.rpartition(".")[0]
-        if path is not None and not any(self._refused_path(before)):  # the first refused part reports it
+        # the first refused part reports it
+        if path is not None and not any(self._refused_path(path.rpartition(".")[0])):
             yield from self._refused_path(path)
         if isinstance(node.ctx, ast.Store | ast.Del):
             match node.value:
@@ -308,5 +305,7 @@ class _Reading:
         prefix = next((one for one in named[1:] if one in REFUSED_PATHS), None)
         if prefix is not None and not leads:
             yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
-        elif any(one in MODULES_WITHIN or (one.startswith("_") and not one.endswith("__")) for one in parts[1:]):
+            return
+        within = [name for name, whole in zip(parts[1:], named[1:], strict=True) if whole not in FOR_TORCH]
+        if any(name in MODULES_WITHIN or (name.startswith("_") and not name.endswith("__")) for name in within):
             yield "attribute", f"{path} reaches inside the module {parts[0]}"
