@@ -24,8 +24,7 @@ SHARED = "/dev/shm"  # noqa: S108 - a small one of the worker's own
 SHARED_MEMORY = "size=64m,nr_inodes=4096,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); its private file view remains.
 CUDA_REFUSES = ("landlock",)
-HOLDS, ABSENT = "holds", "absent: "
-LEFT_OUT = ABSENT + "left out on request"
+HOLDS, ABSENT, LEFT_OUT = "holds", "absent: ", "absent: left out on request"
 REASON_BYTES = 4096  # at most PIPE_BUF: written to a pipe in one piece
 
 
@@ -119,9 +118,8 @@ def give_up(plan: frozenset[str], seen: VisibleFiles, *, processes: bool, gpu: b
         # What no other layer keeps out of reach: modes of files, and sockets that have a name.
         beside = [*kernel.FILE_METADATA.values()] if "landlock" in plan and "files" not in plan else []
         beside += [] if {"network", "files"} <= plan else [kernel.SOCKET]
-        kernel.install_filter(
-            kernel.filter_program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu, beside=beside)
-        )
+        program = partial(kernel.filter_program, kernel.MACHINE, processes=processes, gpu=gpu)
+        kernel.install_filter(program(only_signal=only, beside=beside))
 
 
 def probe(stage: str, without: Collection[str] = ()) -> tuple[frozenset[str], dict[str, str]]:

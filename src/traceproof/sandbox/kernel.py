@@ -1,11 +1,9 @@
 """Linux calls that Python 3.11 does not offer, through the C library; each raises OSError when refused.
 
-First namespaces, mounts and capabilities; then Landlock, by which an unprivileged process gives up file access,
-also where namespaces are forbidden (version 1 came with Linux 5.13; later ones add rights, which are used if
-present); then a BPF program of the system calls that untrusted code is refused; last, reading /proc: descendants
-of a process, and memory of processes. Constants are those of
-linux/{sched,mount,prctl,capability,landlock,filter,seccomp,audit}.h, which are the kernel's stable interface, and
-of the system call tables of x86_64 and the generic one (aarch64).
+First namespaces, mounts and capabilities; then Landlock, by which an unprivileged process gives up file access
+(since Linux 5.13; later versions add rights, which are used if present); then a BPF program of the system calls
+that untrusted code is refused; last, descendants of processes and their memory, by /proc. Constants are those of
+linux/{sched,mount,prctl,capability,landlock,filter,seccomp,audit}.h, and of the tables of system calls.
 """
 
 import contextlib
@@ -27,11 +25,8 @@ from typing import TypeVar
 LIBC = ctypes.CDLL(None, use_errno=True)
 MOUNTS = Path("/proc/self/mountinfo")
 
-CLONE_NEWNS = 0x00020000
-CLONE_NEWIPC = 0x08000000
-CLONE_NEWUSER = 0x10000000
-CLONE_NEWPID = 0x20000000
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 0x20, 0x400, 0x800, 0x1000, 0x4000
@@ -145,8 +140,7 @@ ON_FILES = EXECUTE | TRUNCATE | DEVICE  # rights that a file can have, not a fol
 RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # from this version on so many rights
 NET_BY_VERSION = (4, 0b11)  # bind and connect of TCP
 SCOPE_BY_VERSION = (6, 0b11)  # abstract Unix sockets and signals only among the restricted
-VERSION_FLAG = 1
-RULE_PATH_BENEATH = 1
+VERSION_FLAG, RULE_PATH_BENEATH = 1, 1
 
 
 def restrict_files(allowed: Iterable[tuple[Iterable[str], int]]) -> None:
@@ -223,7 +217,7 @@ SETPRIORITY = (141, 140)  # likewise its second argument, if the first one is 0
 # Memory, and files with their buffers, that are in no process's tables: refused where there is no GPU.
 UNSEEN = _calls(
     "memfd_create 319 279, sendmsg 46 211, sendmmsg 307 269, vmsplice 278 75, splice 275 76, tee 276 77, "
-    "sendfile 40 71, io_setup 206 0, listen 50 201"
+    "io_setup 206 0, listen 50 201"
 )
 # Changes and watches of files that Landlock does not keep to some folders.
 FILE_METADATA = _calls(
@@ -233,7 +227,7 @@ FILE_METADATA = _calls(
     "setxattrat 463 463, removexattrat 466 466, file_setattr 469 469, truncate 76 45, inotify_add_watch 254 27"
 )
 CLONE, CLONE3, FORK, VFORK, OPEN = (56, 220), (435, 435), (57, None), (58, None), (2, None)
-OPENAT, OPENAT2, MMAP = (257, 56), (437, 437), (9, 222)
+OPENAT, OPENAT2, SENDFILE, MMAP = (257, 56), (437, 437), (40, 71), (9, 222)
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED and MAP_ANONYMOUS
 SETSOCKOPT, SO_SNDBUF = (54, 208), 7
 CLOSE_RANGE, SOCKETPAIR = (436, 436), (53, 199)
@@ -248,7 +242,7 @@ def filter_program(  # noqa: C901 - a line per refusal
     """The seccomp filter for a machine (x86_64 or aarch64), as bytes.
 
     Threads may always be started, processes only with `processes`. `only_signal` is the only process that may be
-    sent signals; None: any that is visible. Only with `gpu` may shared memory be mapped, and UNSEEN be called.
+    sent signals; None: any that is visible. Only with `gpu` may shared memory be mapped, and SENDFILE and UNSEEN.
     `beside`: calls that are refused because no other layer makes them harmless.
     """
     code: list[tuple[int, int, int, int]] = [
@@ -284,7 +278,8 @@ def filter_program(  # noqa: C901 - a line per refusal
     for argument, numbers in (*((0, one) for one in ON_PROCESSES.values()), (1, SETPRIORITY)):
         refuse(numbers, argument, GUARD if alone else 0, when=alone)
     refuse(SETPRIORITY, 0, 0, when=False)
-    for call in (CLONE3, OPENAT2):  # their flags lie in memory, out of sight; libc falls back
+    # The flags of the first lie in memory, out of sight; the last holds memory as UNSEEN. Libraries fall back.
+    for call in (CLONE3, OPENAT2, *(() if gpu else (SENDFILE,))):
         refuse(call, error=ENOSYS)
     for place, numbers in ((1, OPEN), (2, OPENAT)):  # Landlock before version 3 lets what is read be emptied so
         refuse(numbers, place, os.O_TRUNC, bits=os.O_TRUNC | os.O_ACCMODE)

@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TRITON = "TRITON_CACHE_DIR"  # Triton's environment variable: folder of its compiled kernels
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's environment variable: channels to a GPU per process
 
@@ -40,12 +38,9 @@ class Limits:
 
     seconds: float = 60.0  # wall clock of one item
     setup_seconds: float = 60.0  # wall clock of the setup function, imports included
-    # host memory beyond that of the preloaded modules, over all processes of the worker; None: unlimited. GPU
-    # memory is not counted.
+    # host memory, not a GPU's, beyond the preloaded modules', over all processes of the worker; None: unlimited
     memory_bytes: int | None = 8 * GIB
-    # further processes that the worker may have at once, enough for a compiler driver and its passes; 0: none.
-    # Threads are not counted.
-    processes: int = 32
+    processes: int = 32  # further ones at once, enough for a compiler driver and its passes, without threads
     output_bytes: int = MIB  # what may be printed on stdout and stderr together
     file_bytes: int = 4 * GIB  # largest single file, and the scratch folder as a whole
     message_bytes: int = 64 * MIB  # largest answer

@@ -40,8 +40,7 @@ PASSED = (*_OF_CUDA.split(), "LD_LIBRARY_PATH", "MKL_NUM_THREADS", "OMP_NUM_THRE
 def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -> dict[str, str]:
     """All environment variables for an interpreter; `env` overrides most defaults."""
     return {
-        # Memory in pages of 2 MiB where programs may ask for them: large tensors fault in faster, and forking a
-        # process that has imported torch copies fewer page table entries.
+        # Pages of 2 MiB where programs may ask for them: large tensors fault in faster, forks copy fewer entries.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "HOME": str(home),
         "LANG": "C.UTF-8",
@@ -69,16 +68,12 @@ class Pool:
     A context manager; `session` may be called from several threads. The interpreter starts when first needed.
     """
 
-    # modules to import before the first fork. On import they must not start threads, run tensor operations or
-    # touch CUDA.
+    # modules to import before the first fork, which must not start threads, run tensor operations or touch CUDA
     preload: Sequence[str] = ("torch",)
     python: str | None = None  # None: this interpreter
-    # environment variables for workers beside the few that are passed on; foreign code sees them
-    env: Mapping[str, str] | None = None
-    # whether workers may use CUDA devices; otherwise they see none, and memory limits are more exact
-    gpu: bool = False
-    # files and folders that isolated workers may read, beside the interpreter and installed software
-    readable: Sequence[Path] = ()
+    env: Mapping[str, str] | None = None  # variables beside the few that are passed on; foreign code sees them
+    gpu: bool = False  # whether workers may use CUDA devices; otherwise memory limits are more exact
+    readable: Sequence[Path] = ()  # what isolated workers may read beside the interpreter and installed software
     # layers (keys of LAYERS) to leave out: because one stands in the way, or to test the others
     without: Collection[str] = ()
     conceal: Sequence[Path] = ()  # files and folders hidden from isolated workers, even inside of readable ones
@@ -111,15 +106,11 @@ class Pool:
     def session(
         self,
         *,
-        # "module:function": in the worker, function(payload, scratch) returns a handler, and handler(item) an
-        # item's value
-        setup: str,
+        setup: str,  # "module:function": there, function(payload, scratch) gives a handler, handler(item) a value
         payload: Any,  # noqa: ANN401 - any JSON value
         limits: model.Limits | None = None,  # None: the defaults
-        # an existing folder that the worker may write to and that stays; None: one that is removed
-        scratch: Path | None = None,
-        # the path at which the worker sees that folder, which needs the layer `files`; None: its own path
-        at: Path | None = None,
+        scratch: Path | None = None,  # an existing folder that it may write to and that stays; None: a removed one
+        at: Path | None = None,  # where the worker sees that folder, with the layer `files`; None: at its own path
     ) -> "WorkerSession":
         """A worker for one item after the other; a context manager. What fails is in the reply of each."""
         return WorkerSession(self, {"setup": setup, "payload": payload}, limits or model.Limits(), scratch, at)

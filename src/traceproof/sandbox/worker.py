@@ -3,9 +3,8 @@
  supervisor --- this interpreter --- guard, the first process of namespaces of its own --- worker
 
 The supervisor is the pool's process. The guard runs no foreign code. It makes the namespaces and the file view,
-forks the worker, then watches the resources of all processes in there, ends them at an excess or when the
-supervisor hangs up, and reports how the worker ended. Without process namespaces the worker's descendants still
-become the guard's.
+forks the worker, watches the resources of all processes in there (its descendants, without process namespaces
+too), ends them at an excess or when the supervisor hangs up, and reports how the worker ended.
 
 Started as `python -m traceproof.sandbox.worker FD ORDER`: a sequenced-packet socket to the supervisor, and JSON
 with `gpu` (whether to use it), `readable` (further paths that workers may read), `without` (layers to leave out)
@@ -37,8 +36,8 @@ from traceproof.sandbox.model import ANSWERED, ITEM, LENGTH, MIB, PACKET_BYTES, 
 Handler = Callable[[Any], Any]
 
 REQUEST_FDS = 3  # messages, output, life
-# The next check comes before the worker can have passed its memory limit, were several cores to touch fresh pages,
-# but not sooner than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a check costs about 0.3 ms of a core.
+# The next check comes before several cores can have touched fresh pages up to the memory limit, but not sooner
+# than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a check costs about 0.3 ms of a core.
 FRESH_BYTES_PER_SECOND = 8e9
 LEAST_LOOK_SECONDS = 0.02
 MOST_LOOK_SECONDS = 0.05
@@ -280,9 +279,8 @@ class Guard:
         if started >= self._next_scratch:
             self._held = 0 if self.spec.gpu else kernel.removed_bytes(below, IN_MEMORY)  # CUDA's are not open
             self._full = folder_bytes(scratch) + kernel.removed_bytes(below, str(scratch)) > limits.file_bytes
-            ended = time.monotonic()
-            # a large folder is walked less often: at most a tenth of the time
-            self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
+            took = time.monotonic() - started  # a large folder is walked less often: at most a tenth of the time
+            self._next_scratch = started + took + max(SCRATCH_SECONDS, 10 * took)
         used = sum(
             max(0, kernel.status_bytes(pid, *PRIVATE) - self.baseline) + kernel.buffer_bytes(pid) for pid in below
         )
@@ -347,7 +345,7 @@ def most_threads(limits: Limits) -> int:
 
 def set_limits(spec: WorkerSpec) -> None:
     """Set the kernel's limits, which are per process; the guard's are on sums over processes."""
-    limits, cores = spec.limits, os.cpu_count() or 1
+    limits = spec.limits
     values = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES}
     values[resource.RLIMIT_FSIZE] = limits.file_bytes
     major, minor, *_ = os.uname().release.replace("-", ".").split(".")
@@ -357,8 +355,8 @@ def set_limits(spec: WorkerSpec) -> None:
     if limits.memory_bytes is not None and not spec.gpu:
         # A CUDA context reserves hundreds of GB of address space. Without one, an allocation that can not fit
         # raises an exception at once instead of a kill later.
-        used = kernel.status_bytes(os.getpid(), b"VmData:")
-        values[resource.RLIMIT_DATA] = used + limits.memory_bytes + THREADS_PER_CORE * cores * STACK_BYTES
+        stacks = THREADS_PER_CORE * (os.cpu_count() or 1) * STACK_BYTES
+        values[resource.RLIMIT_DATA] = kernel.status_bytes(os.getpid(), b"VmData:") + limits.memory_bytes + stacks
     for what, value in values.items():
         _, hard = resource.getrlimit(what)
         least = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -413,8 +411,7 @@ def _text_of(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """An exception and its origin as text, without frames of this package."""
-    own = str(Path(__file__).parent)
-    runner = f"{Path(own).parent}/run/runner.py"
+    own, runner = str(Path(__file__).parent), f"{Path(__file__).parents[1]}/run/runner.py"
     with contextlib.suppress(BaseException):
         frames = traceback.extract_tb(error.__traceback__)
         kept = [one for one in frames if not one.filename.startswith(own) and one.filename != runner]
