@@ -39,8 +39,7 @@ REQUEST_FDS = 3  # messages, output, life
 # The next check comes before several cores can have touched fresh pages up to the memory limit, but not sooner
 # than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a check costs about 0.3 ms of a core.
 FRESH_BYTES_PER_SECOND = 8e9
-LEAST_LOOK_SECONDS = 0.02
-MOST_LOOK_SECONDS = 0.05
+LEAST_LOOK_SECONDS, MOST_LOOK_SECONDS = 0.02, 0.05
 IDLE_LOOK_SECONDS = 0.25  # between items, as threads of untrusted code may still run
 FAILED_LOOKS = 3  # checks that may fail in turn
 _WHAT = "a removed file that is mapped and not open, too long a path, or a program that nobody may read"
@@ -56,8 +55,7 @@ MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "
 GUARDS_SECONDS = 4.0  # for those whose supervisor has gone, to end their workers; less than STOP_SECONDS
 OPEN_FILES = 1024
 # RLIMIT_NPROC counts threads, too; a thread pool starts one per core, and PyTorch has several pools.
-THREADS_PER_CORE = 4
-THREADS_BESIDE = 256
+THREADS_PER_CORE, THREADS_BESIDE = 4, 256
 STACK_BYTES = 8 * MIB  # per thread: RLIMIT_DATA counts it though it is hardly touched
 
 
