@@ -504,9 +504,17 @@ def test_a_sampler_of_a_large_vocabulary_is_judged_by_a_small_one_too(
 def test_two_axes_of_one_stated_size_that_become_different_ones_are_left() -> None:
     text = "def run(*given):\n    assert given[2].shape[1] == 7168 and len(given[0]) % 256 == 0\n"
     both = resized(MIXTURE, text, hidden_size=7168, intermediate_size=7168, gemm1_out_size=14336, num_experts=256)
-    assert "the reference's text states 7168, the size of hidden_size" in str(
-        scaled_down_of(both, registry.get("moe"))
+    assert "the reference's text states num_experts 256" in str(scaled_down_of(both, registry.get("moe")))
+
+
+def test_numbers_in_asserts_alone_do_not_decide_where_the_reference_computes_with_another_size() -> None:
+    text = (
+        "def run(*given):\n    h, i = 7168, 2048\n    assert given[0].shape[1] == 256 and given[2].shape[1] == h\n"
     )
+    both = resized(MIXTURE, text, hidden_size=7168, intermediate_size=2048, gemm1_out_size=4096, num_experts=256)
+    said = str(scaled_down_of(both, registry.get("moe")))
+    assert said.startswith("hidden_size 7168 -> 512")
+    assert said.endswith("num_experts 256 -> 8, in the reference's text, too")
 
 
 def test_a_scaled_down_one_that_is_wrong_is_a_finding(tmp_path: Path) -> None:

@@ -258,6 +258,6 @@ def renumbered(definition: "Definition", changes: Mapping[int, int]) -> str:
     return reference_text.renumbered(definition.reference, changes)
 
 
-def numbers(definition: "Definition") -> tuple[tuple[int | float, int], ...]:
-    """(number, line) of every number that the reference may compute with, which a smaller definition keeps."""
-    return reference_text.numbers(definition.reference)
+def numbers(definition: "Definition", *, computed: bool = False) -> tuple[tuple[int | float, int], ...]:
+    """(number, line) of every number in the reference, which a scaled-down definition must not make false."""
+    return reference_text.numbers(definition.reference, computed=computed)

@@ -54,10 +54,11 @@ def assigned(reference: str) -> Mapping[str, int | float]:
 
 
 @cache
-def numbers(reference: str) -> tuple[tuple[int | float, int], ...]:
-    """(number, line) of every number that it may compute with: of all but those in an assert."""
+def numbers(reference: str, *, computed: bool = False) -> tuple[tuple[int | float, int], ...]:
+    """(number, line) of every number; if `computed`, of those that stand in no assert."""
     nodes = list(ast.walk(parsed(reference)))
-    checks = {id(part) for node in nodes if isinstance(node, ast.Assert) for part in ast.walk(node)}
+    asserts = [node for node in nodes if isinstance(node, ast.Assert)] if computed else []
+    checks = {id(part) for one in asserts for part in ast.walk(one)}
     constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in checks]
     pairs = ((node.value, node.lineno) for node in constants if isinstance(node.value, int | float))
     return tuple((value, line) for value, line in pairs if value is not True)

@@ -1,8 +1,8 @@
 """A scaled-down definition: the same reference with smaller const axes, judged where the definition does not fit.
 
-An axis whose size the reference computes with as a number keeps that size; a number in an assert changes with its
-axis. Where no axis is left, all whole numbers that are sizes change with their axes: a pass then counts like any
-other, a failure says nothing.
+An axis whose size the reference's text states keeps that size. Where no axis is left, whole numbers of the text
+that are sizes change with their axes: a pass then counts like any other. A failure does, too, if these numbers
+stand in asserts alone; else it says nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -39,19 +39,17 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
     def smaller(fixed: Collection[str]) -> dict[str, tuple[int, int]]:
         return {name: (old[name], new) for name, new in op.smaller(definition, fixed).items() if new < old[name]}
 
-    sizes = smaller(stated)
-    computes = not sizes  # whether numbers change that the reference computes with, not in its asserts alone
-    if computes:  # a small number may be anything; a large one is the size of its axis
-        sizes = smaller(
-            [name for name in stated if old[name] < SCALED_DOWN_LEAST or name not in _whole(definition)]
-        )
-    text = renumbered(definition, {})
-    changes = {size: new for size, new in sizes.values() if renumbered(definition, {size: new}) != text}
-    for name, size in old.items():
-        if size in changes and changes[size] != sizes.get(name, (0, size))[1]:
-            return (
-                f"the reference's text states {size}, the size of {name} and of an axis that would get another one"
+    sizes, changes, computes = smaller(stated), dict[int, int](), False
+    if not sizes:
+        sizes = smaller(())
+        computes = smaller(dict(_stated(definition, computed=True))) != sizes
+        if computes:  # a small number may be anything; a large one is the size of its axis
+            sizes = smaller(
+                [name for name in stated if old[name] < SCALED_DOWN_LEAST or name not in _whole(definition)]
             )
+        changes = {old[name]: new for name, (_, new) in sizes.items() if name in stated}
+        if any(size in changes and changes[size] != sizes.get(name, (0, size))[1] for name, size in old.items()):
+            sizes = {}  # two axes of one size would get different ones
     if not sizes:
         lines = ", ".join(f"{name} {old[name]} (line {line})" for name, line in stated.items())
         return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
@@ -66,10 +64,14 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
     return scaled_down if unknown is None else f"with {scaled_down} there is no oracle: {unknown}"
 
 
-def _stated(definition: Definition) -> Iterator[tuple[str, int]]:
-    """Const axes of more than one element that a number of the reference follows from, with its first line."""
+def _stated(definition: Definition, *, computed: bool = False) -> Iterator[tuple[str, int]]:
+    """Const axes of more than one element that a number of the reference follows from, with its first line.
+
+    `computed`: a number that stands in no assert.
+    """
+    said = numbers(definition, computed=computed)
     for name, size in definition.const_axes.items():
-        lines = [line for value, line in numbers(definition) if size > 1 and _follows(value, size)]
+        lines = [line for value, line in said if size > 1 and _follows(value, size)]
         if lines:
             yield name, min(lines)
 
