@@ -122,6 +122,23 @@ def test_rows_behind_the_mask_may_hold_anything_and_others_may_not(name: str) ->
             assert case.ruling(output, made).verdict == Verdict.FAIL
 
 
+def test_rows_of_padding_in_a_grouped_product_may_hold_anything_and_leave_others_as_they_are() -> None:
+    definition = ops.load("gemm_fp8", "group_gemm_fp8_contiguous_g3_n256_k384")
+    case = solve(definition, ops.case_named(definition, "medium-1"))
+    [output], op = definition.outputs, registry.get("gemm_fp8").of_form(definition)
+    padded = case.tensor("m_indices").clone()
+    padded[::3] = -1
+    oracle = op.oracle(definition, {**case.inputs, "m_indices": padded})
+    made = oracle[output].bfloat16()
+    kept = padded >= 0
+    torch.testing.assert_close(oracle[output][kept], case.oracle[output][kept], rtol=1e-13, atol=1e-13)
+    made[::3] = torch.nan
+    changed = replace(case, inputs={**case.inputs, "m_indices": padded}, oracle=oracle)
+    assert changed.ruling(output, made).verdict == Verdict.PASS
+    made[1] = torch.nan
+    assert changed.ruling(output, made).verdict == Verdict.FAIL
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_float_types_work(dtype: str) -> None:
     entry = SMALL.as_json()

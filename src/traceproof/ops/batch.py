@@ -106,7 +106,7 @@ class Batch:
         return next((at for at, one in enumerate(self._axes(name)) if one == self.each or one in self.cut), None)
 
     def _entries(self, name: str, parts: Sequence[int]) -> torch.Tensor:
-        """int64 indices of these parts' entries along that axis, one part after another."""
+        """int64 indices of these parts' entries along the input's axis of the batch, one part after another."""
         axis = self._axes(name)[self._place(name) or 0]
         if axis not in self.cut:
             return torch.tensor(parts, dtype=torch.int64)

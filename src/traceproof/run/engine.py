@@ -268,10 +268,10 @@ class DefinitionRun:
         self.known = {name: engine.known(name, entry, self.definition) for name in names}
         # Whether two calls gave the same bits; draws that only one of them made do not count.
         self.same = same_draws if any(planned.trials for planned in entry.cases) else same_bits
-        self.timeouts: Counter[str] = Counter()
-        self.compiled: set[str] = set()  # implementations that were called with rows
+        self.timeouts: Counter[str] = Counter()  # by implementation
+        self.compiled: set[str] = set()  # implementations that were called with a batch that is not empty
         self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
-        self.pairs: Rows = []
+        self.pairs: Rows = []  # of ground truths, held against each other
         self.held: list[JudgedCase] = []  # cases with a disputed output, whose cause may be recognised
 
     def rows(self) -> Rows:
