@@ -527,7 +527,8 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
     """`C = (a * a_scale) @ (b * b_scale).T`, a scaled per row and block of K, b per block of both, or neither.
 
     In batches, rows from `masked_m` on may hold anything. With `m_indices`, row i is multiplied by
-    b[m_indices[i]]; rows of -1 are padding and may hold anything. `blocks` [K / block, N, block] are joined along K; `after` scales each block's product.
+    b[m_indices[i]]; rows of -1 are padding and may hold anything. `blocks` [K / block, N, block] are joined along
+    K; `after` scales each block's product.
     """
     a, b = wide["a"], wide["b"] if "b" in wide else wide["blocks"].transpose(0, 1).flatten(1)
     if "a_scale" in wide:
@@ -551,7 +552,7 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
             name: one.new_zeros(len(a), *one.shape[1:]).index_copy(0, rows, one) for name, one in joined.items()
         }
         if len(rows) < len(a):
-            product["C@free"] = torch.ones_like(product["C"], dtype=torch.bool).index_fill(0, rows, False)
+            product["C@free"] = torch.ones_like(product["C"], dtype=torch.bool).index_fill(0, rows, 0)
     if "masked_m" in wide:
         free = (torch.arange(a.shape[1], device=a.device) >= wide["masked_m"].long()[:, None])[..., None]
         product |= {"C": product["C"].masked_fill(free, 0.0), "C@free": free}
