@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from traceproof.ops.formats import DOWN, E2M1, E4M3, E8M0, NEAREST, UP, Format
+from traceproof.ops.formats import DOWN, E2M1, E4M3, E5M2, E8M0, NEAREST, UP, Format
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-@pytest.mark.parametrize("form", [E2M1, E4M3, E8M0], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [E2M1, E4M3, E5M2, E8M0], ids=lambda form: form.name)
 @pytest.mark.parametrize("rounding", [NEAREST, UP, DOWN])
 def test_codes_are_those_of_a_cpu(form: Format, rounding: str) -> None:
     numbers = form.decode(torch.arange(form.finite).to(torch.uint8))

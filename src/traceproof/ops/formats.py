@@ -2,8 +2,9 @@
 
 A format is the table of what its codes stand for, all of them exact in float64. Values are encoded to the nearest
 code, of two equally near ones the even one, or upward or downward as scales may be. What lies beyond the largest
-saturates, or becomes NaN; e2m1 has none. Of e8m0, which has no sign and no zero, the codes are powers of two,
-values of 0 and below have none, and of two equally near ones the upper is taken, as PyTorch and ml_dtypes do.
+saturates, or becomes what the format has for it: NaN in e4m3fn, infinity in e5m2; e2m1 has neither. Of e8m0, which
+has no sign and no zero, the codes are powers of two, values of 0 and below have none, and of two equally near ones
+the upper is taken, as PyTorch and ml_dtypes do.
 
 Codes of blocks: a block of neighbours shares a scale in e4m3 (nvfp4, 16) or e8m0 (mxfp4 and mxfp8, 32); beside
 e4m3 scales one float32 number may scale a whole tensor. Shared by the ops and their tests.
@@ -32,7 +33,8 @@ class Format:
 
     Attributes:
         bias: what is taken off the exponent's bits.
-        finite: how many of the codes without a sign are numbers. The next one, if any, is NaN.
+        finite: how many of the codes without a sign are numbers. The next one is what overflows give.
+        infinite: whether that is infinity, and NaN behind it; otherwise it is NaN, where there is one.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Format:
     mantissa: int
     bias: int
     finite: int
+    infinite: bool = False
 
     @property
     def signed(self) -> bool:
@@ -54,7 +57,7 @@ class Format:
     @property
     def nan(self) -> int | None:
         """The first code of NaN; None: there is none."""
-        return self.finite if self.finite < self.codes else None
+        return self.finite + self.infinite if self.finite < self.codes else None
 
     def value(self, code: int) -> float:
         """The number of a code without a sign, as if no code were infinity or NaN."""
@@ -107,6 +110,7 @@ class Format:
 
 E2M1 = Format("e2m1", exponent=2, mantissa=1, bias=1, finite=8)
 E4M3 = Format("e4m3fn", exponent=4, mantissa=3, bias=7, finite=127)
+E5M2 = Format("e5m2", exponent=5, mantissa=2, bias=15, finite=124, infinite=True)
 E8M0 = Format("e8m0", exponent=8, mantissa=0, bias=127, finite=255)
 
 
@@ -115,6 +119,8 @@ def _values(form: Format) -> torch.Tensor:
     """The value of each code, float64 [codes], those with a sign last."""
     unsigned = torch.full((form.codes,), torch.nan, dtype=torch.float64)
     unsigned[: form.finite] = _numbers(form)[: form.finite]
+    if form.infinite:
+        unsigned[form.finite] = torch.inf
     return torch.cat([unsigned, -unsigned]) if form.signed else unsigned
 
 

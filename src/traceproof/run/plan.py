@@ -105,7 +105,7 @@ DRAWING_PARALLEL = 12  # the same of samplers, whose references make thousands o
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
 CPU_BYTE_SECONDS, GPU_BYTE_SECONDS = 1.5e-9, 3e-10
-BESIDE_SECONDS = 2.0  # of a sampler's scaled-down form; a core draws 15,000 times from 500 tokens
+BESIDE_SECONDS = 2.0  # of a sampler's scaled-down form; an idle core draws 40,000 times from 500 tokens
 UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 
 

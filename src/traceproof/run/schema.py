@@ -191,7 +191,7 @@ class BrokenFile(ClosedModel):
 
 
 class PlanFile(ClosedModel):
-    """A file that the rule `cases` writes, with a digest at its end that shows damage."""
+    """A file that the rule `cases` writes, with a digest at its start that shows damage."""
 
     version: Literal[1] = 1
 
